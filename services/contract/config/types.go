@@ -22,7 +22,7 @@ import "github.com/nstance-kit/nstance/services/contract/cloud/all"
 // Checks that involve more than one field are in validate.go and the other files of this package.
 type Shard struct {
 	// URL of the JSON Schema, for editors. Nstance ignores this field.
-	Schema string `json:"$schema,omitempty"`
+	Schema string `json:"$schema,omitempty" support:"hidden"`
 	// The cluster that the shard belongs to.
 	Cluster Cluster `json:"cluster" rule:"required"`
 	// The shard's servers.
@@ -49,7 +49,7 @@ type Shard struct {
 // Cluster configures what the shards of a cluster share: the cluster's name, its bucket and its secrets.
 type Cluster struct {
 	// Name of the cluster, at most 30 characters. Shards of one cluster share a CA and secrets.
-	ID string `json:"id" rule:"required"`
+	ID string `json:"id" rule:"required" support:"plain"`
 	// Bucket of the objects that the cluster's shards share, such as the CA. Default: the shard's bucket.
 	Storage *Storage `json:"storage,omitempty"`
 	// Where the cluster's secrets are kept, and with which key they are sealed.
@@ -61,13 +61,13 @@ type Storage struct {
 	// Kind of object store.
 	Provider string `json:"provider" rule:"required,enum=.object_stores"`
 	// Name of the bucket. With the provider file: path of a directory.
-	Bucket string `json:"bucket" rule:"required"`
+	Bucket string `json:"bucket" rule:"required" support:"plain"`
 	// Region of the bucket, for stores that have regions.
-	Region string `json:"region,omitempty"`
+	Region string `json:"region,omitempty" support:"plain"`
 	// Prefix of all keys in the bucket.
-	Prefix string `json:"prefix,omitempty"`
+	Prefix string `json:"prefix,omitempty" support:"plain"`
 	// URL of an S3-compatible store.
-	Endpoint string `json:"endpoint,omitempty"`
+	Endpoint string `json:"endpoint,omitempty" support:"origin"`
 }
 
 // Secrets configures the store of the cluster's secrets and, for object storage, the keys that seal them.
@@ -75,9 +75,9 @@ type Secrets struct {
 	// Where secrets are kept.
 	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=.secrets_stores"`
 	// Prefix of all names of secrets.
-	Prefix string `json:"prefix,omitempty"`
+	Prefix string `json:"prefix,omitempty" support:"plain"`
 	// Project that holds the secrets, for stores that have projects.
-	ProjectID string `json:"project_id,omitempty"`
+	ProjectID string `json:"project_id,omitempty" support:"plain"`
 	// The key that seals (encrypts) secrets in object storage. Required with the provider object-storage.
 	EncryptionKey *KeySource `json:"encryption_key,omitempty"`
 	// Earlier keys, used only to open secrets sealed before the key was changed.
@@ -92,15 +92,15 @@ type KeySource struct {
 	Provider string `json:"provider" rule:"required,enum=.key_sources"`
 	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
 	// parameter.
-	Source string `json:"source,omitempty"`
+	Source string `json:"source,omitempty" support:"present"`
 	// Project that holds the secret. Needed for stores that have projects, unless source contains the project.
-	ProjectID string `json:"project_id,omitempty"`
+	ProjectID string `json:"project_id,omitempty" support:"hidden"`
 }
 
 // Server configures the shard's servers.
 type Server struct {
 	// Name of the shard. It is part of config/{shard}.jsonc, the key of this configuration in the bucket.
-	Shard string `json:"shard" rule:"required"`
+	Shard string `json:"shard" rule:"required" support:"plain"`
 	// The provider that makes the VMs.
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
@@ -112,10 +112,10 @@ type Server struct {
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by name. Templates and groups refer to a list by its name. The server tries the
 	// subnets of a list in order until one has capacity.
-	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
+	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required" support:"plain"`
 	// The subnet pools that dynamic groups may use. A dynamic group must use one of them even if it takes the pool from
 	// its template. Default: every pool. An empty list allows none.
-	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
+	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero" support:"plain"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
 	// Least time between two create calls to the provider. 0: only the provider's own limit applies.
@@ -156,7 +156,7 @@ type Attestation struct {
 	// For aws-iid only: certificates that may have signed the proof, in PEM. Take the RSA-2048 certificate of the
 	// shard's region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html. gcp-identity-token needs
 	// none, because Google publishes its keys.
-	Certificates string `json:"certificates,omitempty"`
+	Certificates string `json:"certificates,omitempty" support:"hidden"`
 }
 
 // Provider configures the source of the shard's VMs. The provider itself defines and checks Options.
@@ -164,36 +164,36 @@ type Provider struct {
 	// Name of the provider.
 	Kind string `json:"kind" rule:"required,enum=.clouds"`
 	// Region of the shard, for clouds that have regions.
-	Region string `json:"region,omitempty"`
+	Region string `json:"region,omitempty" support:"plain"`
 	// Zone of the shard, for clouds that have zones.
-	Zone string `json:"zone,omitempty"`
+	Zone string `json:"zone,omitempty" support:"plain"`
 	// Settings specific to the provider.
-	Options map[string]string `json:"options,omitempty"`
+	Options map[string]string `json:"options,omitempty" support:"present"`
 }
 
 // Addresses are host:port pairs of the five listeners.
 type Addresses struct {
 	// Address for health checks and metrics (HTTP).
-	Health string `json:"health_addr,omitempty" default:"0.0.0.0:8990"`
+	Health string `json:"health_addr,omitempty" default:"0.0.0.0:8990" support:"plain"`
 	// Address for connections between the shard's servers.
-	Election string `json:"election_addr,omitempty" default:"0.0.0.0:8991"`
+	Election string `json:"election_addr,omitempty" default:"0.0.0.0:8991" support:"plain"`
 	// Address for registrations of agents and operators (gRPC, TLS).
-	Registration string `json:"registration_addr,omitempty" default:"0.0.0.0:8992"`
+	Registration string `json:"registration_addr,omitempty" default:"0.0.0.0:8992" support:"plain"`
 	// Address for calls of operators (gRPC, mutual TLS).
-	Operator string `json:"operator_addr,omitempty" default:"0.0.0.0:8993"`
+	Operator string `json:"operator_addr,omitempty" default:"0.0.0.0:8993" support:"plain"`
 	// Address for calls of agents (gRPC, mutual TLS).
-	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994"`
+	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994" support:"plain"`
 }
 
 // LeaderNetwork configures the fixed address that moves to each new leader.
 type LeaderNetwork struct {
 	// The IPv4 address that moves to the leader.
-	IPv4 string `json:"ipv4,omitempty"`
+	IPv4 string `json:"ipv4,omitempty" support:"plain"`
 	// The IPv6 address that moves to the leader.
-	IPv6 string `json:"ipv6,omitempty"`
+	IPv6 string `json:"ipv6,omitempty" support:"plain"`
 	// DNS name of the fixed address. The server tells clients this name instead of the address, so that they find the
 	// leader after the address has changed.
-	DNSName string `json:"dns_name,omitempty"`
+	DNSName string `json:"dns_name,omitempty" support:"plain"`
 	// How the address moves to the leader. Required for every provider except AWS, for which there is only one way.
 	// alias (Google Cloud): the leader moves an alias address to its VM. load_balancer (Google Cloud): the address is
 	// that of an internal passthrough load balancer, whose health check finds the leader. arp (your own hardware): the
@@ -269,7 +269,7 @@ type Image struct {
 	// Where the image is looked up.
 	Provider string `json:"provider" rule:"required,enum=.images"`
 	// Accounts or projects that own the images to consider. Google Cloud requires them.
-	Owners []string `json:"owners,omitempty"`
+	Owners []string `json:"owners,omitempty" support:"hidden"`
 	// Filters that an image must match. An image matches a filter if it has at least one of the filter's values.
 	Filters []ImageFilter `json:"filters,omitempty"`
 	// Key by which the matching images are sorted, in the direction of the field "order". The first image is used.
@@ -277,15 +277,15 @@ type Image struct {
 	// Sort order.
 	Order string `json:"order,omitempty" default:"desc" rule:"enum=asc|desc"`
 	// Image to use until a look-up finds one.
-	Fallback string `json:"fallback,omitempty"`
+	Fallback string `json:"fallback,omitempty" support:"hidden"`
 }
 
 // ImageFilter is a filter for images: its name, and the values that match it.
 type ImageFilter struct {
 	// Name of the filter, as the provider calls it.
-	Name string `json:"name" rule:"required"`
+	Name string `json:"name" rule:"required" support:"hidden"`
 	// The values that match the filter; * stands for any characters where the provider allows it.
-	Values []string `json:"values,omitempty" rule:"required"`
+	Values []string `json:"values,omitempty" rule:"required" support:"hidden"`
 }
 
 // Certificate is a template of a certificate issued to an instance. Its strings are Go templates; TTL is in hours.
@@ -293,25 +293,25 @@ type Certificate struct {
 	// What the certificate is for.
 	Kind string `json:"kind" rule:"required,enum=client|server"`
 	// Common name.
-	CN string `json:"cn,omitempty"`
+	CN string `json:"cn,omitempty" support:"hidden"`
 	// Organizations.
-	Organization []string `json:"organization,omitempty"`
+	Organization []string `json:"organization,omitempty" support:"hidden"`
 	// Countries.
-	Country []string `json:"country,omitempty"`
+	Country []string `json:"country,omitempty" support:"hidden"`
 	// Provinces or states.
-	Province []string `json:"province,omitempty"`
+	Province []string `json:"province,omitempty" support:"hidden"`
 	// Cities.
-	Locality []string `json:"locality,omitempty"`
+	Locality []string `json:"locality,omitempty" support:"hidden"`
 	// Street addresses.
-	Street []string `json:"street,omitempty"`
+	Street []string `json:"street,omitempty" support:"hidden"`
 	// Postal codes.
-	PostalCode []string `json:"postal_code,omitempty"`
+	PostalCode []string `json:"postal_code,omitempty" support:"hidden"`
 	// DNS names.
-	DNS []string `json:"dns,omitempty"`
+	DNS []string `json:"dns,omitempty" support:"hidden"`
 	// IP addresses.
-	IP []string `json:"ip,omitempty"`
+	IP []string `json:"ip,omitempty" support:"hidden"`
 	// URIs.
-	URI []string `json:"uri,omitempty"`
+	URI []string `json:"uri,omitempty" support:"hidden"`
 	// Validity in hours, at most 2160 (90 days). The certificate is renewed after two thirds of it.
 	TTL int `json:"ttl" rule:"required,positive"`
 }
@@ -319,9 +319,9 @@ type Certificate struct {
 // Defaults are values that a template inherits unless it sets them itself.
 type Defaults struct {
 	// Arguments of the provider's create call.
-	Args map[string]any `json:"args,omitempty"`
+	Args map[string]any `json:"args,omitempty" support:"present"`
 	// Values for templates: `{{ .Vars.name }}`.
-	Vars map[string]string `json:"vars,omitempty"`
+	Vars map[string]string `json:"vars,omitempty" support:"present"`
 	// Boot script, for templates without one.
 	Userdata *Userdata `json:"userdata,omitempty"`
 }
@@ -333,20 +333,20 @@ type Userdata struct {
 	// Encoding in which the provider receives the script.
 	Encoding string `json:"encoding,omitempty" default:"plain" rule:"enum=plain|base64|gzip+base64"`
 	// The script itself, or the key of the object with the script.
-	Content string `json:"content,omitempty"`
+	Content string `json:"content,omitempty" support:"present"`
 }
 
 // Template describes how to make one kind of VM.
 type Template struct {
 	// Three lower-case letters with which the IDs of the template's instances start. opr is reserved for operators.
-	Kind string `json:"kind" rule:"required"`
+	Kind string `json:"kind" rule:"required" support:"plain"`
 	// Processor architecture.
 	Arch string `json:"arch" rule:"required,enum=arm64|amd64"`
 	// Arguments of the provider's create call. They override the arguments in defaults. Strings inside are Go
 	// templates.
-	Args map[string]any `json:"args,omitempty"`
+	Args map[string]any `json:"args,omitempty" support:"present"`
 	// Values for templates: `{{ .Vars.name }}`. They override the values in defaults.
-	Vars map[string]string `json:"vars,omitempty"`
+	Vars map[string]string `json:"vars,omitempty" support:"present"`
 	// Files that the instances receive, by file name.
 	Files map[string]File `json:"files,omitempty"`
 	// Health checks, by name: commands or HTTP requests with which agents check what runs on the template's instances.
@@ -360,14 +360,14 @@ type Template struct {
 	// Number of instances, for groups without size.
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
 	// Type of the VMs, for groups without instance_type.
-	InstanceType string `json:"instance_type,omitempty"`
+	InstanceType string `json:"instance_type,omitempty" support:"plain"`
 	// Types to try, in order, when the provider has no capacity for instance_type.
-	InstanceTypes []string `json:"instance_types,omitempty"`
+	InstanceTypes []string `json:"instance_types,omitempty" support:"plain"`
 	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
-	SubnetPool string `json:"subnet_pool,omitempty"`
+	SubnetPool string `json:"subnet_pool,omitempty" support:"plain"`
 	// Tenants whose operators may create groups from the template. Default: the tenants that have a static group made
 	// from the template. An empty list allows none.
-	Tenants []string `json:"tenants,omitzero"`
+	Tenants []string `json:"tenants,omitzero" support:"plain"`
 	// What operators may choose for groups of the template, in addition to the template's own instance types and subnet
 	// pool. This field also limits the size and the variables that operators may set.
 	Dynamic Permissions `json:"dynamic,omitzero"`
@@ -378,20 +378,20 @@ type Template struct {
 type Permissions struct {
 	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
 	// pointer also permits everything below it. Default: none.
-	Args []string `json:"args,omitempty"`
+	Args []string `json:"args,omitempty" support:"hidden"`
 	// Instance types that operators may choose, in addition to those of the template and the static group. Each is a
 	// name, or a pattern such as "t4g.*": * stands for any characters, ? for one.
-	InstanceTypes []string `json:"instance_types,omitempty"`
+	InstanceTypes []string `json:"instance_types,omitempty" support:"plain"`
 	// Largest size that operators may give a group. Default: no limit.
 	MaxSize *int `json:"max_size,omitempty" rule:"nonnegative"`
 	// Subnet pools that operators may choose, in addition to that of the template. Default: those of
 	// server.dynamic_subnet_pools. An empty list allows none.
-	SubnetPools []string `json:"subnet_pools,omitzero"`
+	SubnetPools []string `json:"subnet_pools,omitzero" support:"plain"`
 	// Load balancers that operators may name. Default: none.
-	LoadBalancers []string `json:"load_balancers,omitempty"`
+	LoadBalancers []string `json:"load_balancers,omitempty" support:"plain"`
 	// Variables that operators may set. Default: all variables except those that the template uses in arguments,
 	// certificates or keys of stored objects.
-	Vars []string `json:"vars,omitzero"`
+	Vars []string `json:"vars,omitzero" support:"hidden"`
 }
 
 // File is one file that instances of a template receive. Kind determines the allowed fields: certificate (Template,
@@ -400,18 +400,18 @@ type File struct {
 	// What the content is made of.
 	Kind string `json:"kind" rule:"required,enum=certificate|secret|storage|env|json|string"`
 	// For kind certificate: name of the certificate template.
-	Template string `json:"template,omitempty"`
+	Template string `json:"template,omitempty" support:"plain"`
 	// For kind certificate: the public key that the certificate contains.
 	Key *FileKey `json:"key,omitempty"`
 	// For kind secret: the secret's name in the secrets store. For kind storage: a template of the object's key, which
 	// begins with files/.
-	Source string `json:"source,omitempty"`
+	Source string `json:"source,omitempty" support:"present"`
 	// For kind env: templates of the values, by the variable's name.
-	Vars map[string]string `json:"vars,omitempty"`
+	Vars map[string]string `json:"vars,omitempty" support:"present"`
 	// For kind json: the document. Strings inside are Go templates.
-	JSON any `json:"json,omitempty"`
+	JSON any `json:"json,omitempty" support:"present"`
 	// For kind string: a template of the content.
-	Content string `json:"content,omitempty"`
+	Content string `json:"content,omitempty" support:"present"`
 }
 
 // FileKey identifies the public key for which a certificate is issued. The agent makes the key.
@@ -419,7 +419,7 @@ type FileKey struct {
 	// Program that makes the key pair.
 	Source string `json:"source" rule:"required,enum=agent"`
 	// File name of the public key; it ends in .pub.
-	Name string `json:"name" rule:"required"`
+	Name string `json:"name" rule:"required" support:"hidden"`
 	// Algorithm of the key pair.
 	Algorithm string `json:"algorithm,omitempty" default:"ed25519" rule:"enum=ed25519|ecdsa-p256"`
 }

@@ -9,28 +9,28 @@ import (
 // GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
 type GroupSpec struct {
 	// Name of the template that the group's instances are made from. Required, except in overrides of static groups.
-	Template string `json:"template,omitempty"`
+	Template string `json:"template,omitempty" support:"plain"`
 	// Number of instances. Default: that of the template.
 	Size *int `json:"size,omitempty" rule:"nonnegative"`
 	// Type of the VMs. Default: that of the template.
-	InstanceType string `json:"instance_type,omitempty"`
+	InstanceType string `json:"instance_type,omitempty" support:"plain"`
 	// Types to try, in order, when the provider has no capacity for instance_type. Default: those of the template.
-	InstanceTypes []string `json:"instance_types,omitempty"`
+	InstanceTypes []string `json:"instance_types,omitempty" support:"plain"`
 	// Pool that the VMs' subnets are taken from. Default: that of the template.
-	SubnetPool string `json:"subnet_pool,omitempty"`
+	SubnetPool string `json:"subnet_pool,omitempty" support:"plain"`
 	// Values for templates: `{{ .Vars.name }}`. They override those of the template.
-	Vars map[string]string `json:"vars,omitempty"`
+	Vars map[string]string `json:"vars,omitempty" support:"present"`
 	// Arguments of the provider's create call. They override those of the template. Strings inside are Go templates.
-	Args map[string]any `json:"args,omitempty"`
+	Args map[string]any `json:"args,omitempty" support:"present"`
 	// Names of the load balancers that healthy instances are registered with.
-	LoadBalancers []string `json:"load_balancers,omitempty"`
+	LoadBalancers []string `json:"load_balancers,omitempty" support:"plain"`
 	// How long an instance may be drained before it is terminated. 0: no drain. Default: server.default_drain_timeout.
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
 	// How many instances above its size the group may have while some are replaced.
 	MaxSurge *int `json:"max_surge,omitempty" default:"1" rule:"positive"`
 	// How many running instances may be silent or unhealthy at the same time before the leader stops replacing them: a
 	// count ("3"), or a percentage ("40%"). A percentage allows at least 2.
-	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
+	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%" support:"plain"`
 	// How instances with an outdated configuration are replaced.
 	Rollout *Rollout `json:"rollout,omitempty"`
 	// When, and how often, the leader may replace healthy instances that are outdated or old. Lost and unhealthy
@@ -47,10 +47,10 @@ type GroupSpec struct {
 	Deleted bool `json:"deleted,omitempty"`
 	// IDs of instances that an operator chose for deletion when it lowered the size. Only the server sets this, in
 	// groups/{shard}.jsonc.
-	Removed []string `json:"removed,omitempty"`
+	Removed []string `json:"removed,omitempty" support:"plain"`
 	// IDs of instances that a person protects from rollouts, eligible_age and a smaller size. Only the server sets
 	// this, in groups/{shard}.jsonc.
-	Protected []string `json:"protected,omitempty"`
+	Protected []string `json:"protected,omitempty" support:"plain"`
 }
 
 // Rollout says how the instances of a group are replaced after a change of their configuration: in waves of up to
@@ -70,7 +70,7 @@ type Rollout struct {
 	// and deletes an instance only when the replacement is healthy.
 	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
 	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
-	Revision string `json:"revision,omitempty"`
+	Revision string `json:"revision,omitempty" support:"present"`
 	// Whether running instances are replaced when the query of their image finds another image. If false, only new
 	// instances get that image.
 	OnImageChange bool `json:"on_image_change,omitempty"`
@@ -82,7 +82,7 @@ type Rollout struct {
 type Disruption struct {
 	// When waves of replacements may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00
 	// Europe/Berlin" or "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.
-	Windows []string `json:"windows,omitempty"`
+	Windows []string `json:"windows,omitempty" support:"plain"`
 	// A wave begins or grows only while the group has created fewer instances than this number in the last hour.
 	// Replacements of lost instances, and instances that a larger size added, count too. 0: no limit.
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
@@ -112,9 +112,9 @@ const FallbackOnDemand = "on_demand"
 type Schedule struct {
 	// Times from which the size applies: minute, hour, day of month, month and weekday, as in cron. A time that does
 	// not exist on a day, because the clock is set forward, is skipped on that day.
-	Cron string `json:"cron" rule:"required"`
+	Cron string `json:"cron" rule:"required" support:"plain"`
 	// Time zone of the times, such as "Europe/Berlin".
-	Timezone string `json:"timezone,omitempty" default:"UTC"`
+	Timezone string `json:"timezone,omitempty" default:"UTC" support:"plain"`
 	// Number of instances from these times on.
 	Size int `json:"size" rule:"nonnegative"`
 }
@@ -123,7 +123,7 @@ type Schedule struct {
 type HealthCheck struct {
 	// Command and its arguments, which run without a shell. The check passes if the exit status is 0. The command runs
 	// as the agent's user, with PATH as its only environment variable.
-	Exec []string `json:"exec,omitempty"`
+	Exec []string `json:"exec,omitempty" support:"present"`
 	// HTTP GET request to the VM itself.
 	HTTP *HealthRequest `json:"http,omitempty"`
 	// Time between the starts of two runs, at least 1s.
@@ -145,7 +145,7 @@ type HealthRequest struct {
 	// Port of the request on the loopback address, from 1 to 65535.
 	Port int `json:"port" rule:"required"`
 	// Path and query of the request.
-	Path string `json:"path,omitempty" default:"/"`
+	Path string `json:"path,omitempty" default:"/" support:"present"`
 	// Status of a successful answer, from 100 to 599.
 	Status int `json:"status,omitempty" default:"200"`
 }

@@ -29,12 +29,12 @@ type Lock struct {
 	Schema int `json:"schema"`
 	// LeaderID is the server's --id. Incarnation is random and differs for each start of a process, so that a restarted
 	// process does not take itself for the leader.
-	LeaderID    string        `json:"leader_id"`
-	Incarnation string        `json:"incarnation"`
+	LeaderID    string        `json:"leader_id" support:"plain"`
+	Incarnation string        `json:"incarnation" support:"plain"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
 	// Machine is the provider's ID of the holder's machine. No other machine ever gets this ID. Empty: the provider
 	// cannot be asked about the machine.
-	Machine string `json:"machine,omitempty"`
+	Machine string `json:"machine,omitempty" support:"plain"`
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`
 	Revision uint64 `json:"revision"`
@@ -58,16 +58,16 @@ type Lock struct {
 // LockAddresses are the addresses (host:port) of the holder's ports. An empty field means that the holder does not
 // serve that port.
 type LockAddresses struct {
-	Election     string `json:"election,omitempty"`
-	Registration string `json:"registration,omitempty"`
-	Operator     string `json:"operator,omitempty"`
-	Agent        string `json:"agent,omitempty"`
+	Election     string `json:"election,omitempty" support:"plain"`
+	Registration string `json:"registration,omitempty" support:"plain"`
+	Operator     string `json:"operator,omitempty" support:"plain"`
+	Agent        string `json:"agent,omitempty" support:"plain"`
 }
 
 // LockHeir names one process.
 type LockHeir struct {
-	ID          string `json:"id"`
-	Incarnation string `json:"incarnation"`
+	ID          string `json:"id" support:"plain"`
+	Incarnation string `json:"incarnation" support:"plain"`
 }
 
 // Lease is LeaseMS as a duration.

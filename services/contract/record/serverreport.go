@@ -14,11 +14,11 @@ type ServerReport struct {
 	Schema int `json:"schema"`
 	// Generation identifies the configuration of the server's machine. The boot script sets it as
 	// NSTANCE_SERVER_GENERATION.
-	Generation string `json:"generation"`
+	Generation string `json:"generation" support:"plain"`
 	// Machine is the provider's ID of the server's machine.
-	Machine string `json:"machine"`
+	Machine string `json:"machine" support:"plain"`
 	// Problem says why the server is not ready. It is empty for a server that became ready.
-	Problem    string    `json:"problem,omitempty"`
+	Problem    string    `json:"problem,omitempty" support:"words"`
 	ReportedAt time.Time `json:"reported_at"`
 }
 

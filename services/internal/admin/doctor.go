@@ -24,18 +24,18 @@ import (
 
 // diagnosis is the result of the command `doctor` for one shard.
 type diagnosis struct {
-	Shard    string          `json:"shard"`
+	Shard    string          `json:"shard" support:"plain"`
 	Findings []finding       `json:"findings"`
 	Consoles []infra.Console `json:"consoles"`
 }
 
 // finding is the result of one check.
 type finding struct {
-	Check  string `json:"check"`
+	Check  string `json:"check" support:"words"`
 	OK     bool   `json:"ok"`
-	Result string `json:"result"`
+	Result string `json:"result" support:"words"`
 	// Next says what to do about a result that is not OK.
-	Next string `json:"next,omitempty"`
+	Next string `json:"next,omitempty" support:"words"`
 }
 
 func (a *app) doctorCommand() *cobra.Command {

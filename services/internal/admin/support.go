@@ -173,8 +173,8 @@ func (r *supportRun) readBucket(ctx context.Context) {
 		return
 	}
 	type listed struct {
-		Key      string    `json:"key,omitempty"`
-		Foreign  string    `json:"foreign_key,omitempty"` // not in the layout of the bucket
+		Key      string    `json:"key,omitempty" support:"plain"`
+		Foreign  string    `json:"foreign_key,omitempty" support:"words"` // not in the layout of the bucket
 		Size     int64     `json:"size"`
 		Modified time.Time `json:"modified"`
 	}
@@ -186,12 +186,12 @@ func (r *supportRun) readBucket(ctx context.Context) {
 		}
 		objects = append(objects, object)
 	}
-	r.put("objects.json", "names, sizes and times of the objects of the bucket", support.Objects, objects)
+	r.put("objects.json", "names, sizes and times of the objects of the bucket", objects)
 }
 
 // put adds a document to the bundle.
-func (r *supportRun) put(path, about string, kind support.Kind, v any) {
-	if err := r.bundle.Add(path, about, kind, v); err != nil {
+func (r *supportRun) put(path, about string, v any) {
+	if err := r.bundle.Add(path, about, v); err != nil {
 		r.bundle.NoteUnread(path, err)
 	}
 }

@@ -74,7 +74,7 @@ func (r *supportRun) readShard(ctx context.Context, shard string) {
 		return nil
 	})
 	found.Consoles = nil // they may show anything
-	r.put(dir+"doctor.json", "what nstance-admin doctor finds", support.Doctor, found)
+	r.put(dir+"doctor.json", "what nstance-admin doctor finds", found)
 	var lock record.Lock
 	var current *config.Shard
 	if r.bucket != nil {
@@ -102,11 +102,11 @@ func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, sh
 	if err != nil {
 		r.bundle.NoteUnread("lock of shard "+shard, err)
 	} else {
-		r.put(dir+"lock.json", "the lock of the election", support.Lock, lock)
+		r.put(dir+"lock.json", "the lock of the election", lock)
 	}
 	report, _, err := state.ReadServerReport(ctx)
 	if err == nil {
-		r.put(dir+"server-report.json", "the last report about a new server", support.ServerReport, report)
+		r.put(dir+"server-report.json", "the last report about a new server", report)
 	} else if !errors.Is(err, objstore.ErrNotFound) {
 		r.bundle.NoteUnread("report of the newest server of shard "+shard, err)
 	}
@@ -120,7 +120,7 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	newest, token, err := state.ReadConfig(ctx, shard)
 	if err == nil {
 		current, _ = config.ParseStored("config", newest)
-		err = r.bundle.AddJSON(dir+"config-newest.json", "the newest configuration", support.Configuration, newest)
+		err = support.AddJSON[config.Shard](r.bundle, dir+"config-newest.json", "the newest configuration", newest)
 	}
 	if err != nil {
 		r.bundle.NoteUnread("newest configuration of shard "+shard, err)
@@ -134,14 +134,14 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 		if parsed, _ := config.ParseApplied("applied", applied.Body); parsed != nil {
 			current = parsed
 		}
-		err = r.bundle.AddJSON(dir+"config-in-force.json", about, support.Configuration, applied.Body)
+		err = support.AddJSON[config.Shard](r.bundle, dir+"config-in-force.json", about, applied.Body)
 	}
 	if err != nil {
 		r.bundle.NoteUnread("configuration in force of shard "+shard, err)
 	}
 	object, err := r.bucket.Get(ctx, keys.Groups(shard))
 	if err == nil {
-		err = r.bundle.AddJSON(dir+"dynamic-groups.json", "dynamic groups and overrides", support.DynamicGroups,
+		err = support.AddJSON[config.Groups](r.bundle, dir+"dynamic-groups.json", "dynamic groups and overrides",
 			object.Body)
 	}
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
@@ -162,14 +162,14 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 		r.bundle.NoteUnread("leader of shard "+shard, status.Err)
 		return false
 	}
-	r.put(dir+"status.json", "the leader's status", support.Status, status)
+	r.put(dir+"status.json", "the leader's status", fleet.MessageOf(status.Message))
 	groups := fleet.Call(ctx, r.fleet, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})[0]
 	if groups.Err != nil {
 		r.bundle.NoteUnread("groups of shard "+shard, groups.Err)
 	} else {
-		r.put(dir+"groups.json", "the groups of the tenant of your identity", support.Groups, groups)
+		r.put(dir+"groups.json", "the groups of the tenant of your identity", fleet.MessageOf(groups.Message))
 	}
-	explanations := answers[*nstancev1.ExplainGroupResponse]{}
+	explanations := []fleet.Message[*nstancev1.ExplainGroupResponse]{}
 	for _, group := range groups.Message.GetGroups() {
 		answer := fleet.Call(ctx, r.fleet, shards, fleet.Client.ExplainGroup,
 			&nstancev1.ExplainGroupRequest{Group: group.GetGroup()})[0]
@@ -177,10 +177,9 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 			r.bundle.NoteUnread("explanation of group "+group.GetGroup()+" of shard "+shard, answer.Err)
 			continue
 		}
-		explanations = append(explanations, answer)
+		explanations = append(explanations, fleet.MessageOf(answer.Message))
 	}
-	r.put(dir+"explanations.json", "what the leader would do next for each group, and why", support.Explanations,
-		explanations)
+	r.put(dir+"explanations.json", "what the leader would do next for each group, and why", explanations)
 	history := fleet.Call(ctx, r.fleet, shards, fleet.Client.ListEvents, &nstancev1.ListEventsRequest{
 		Filter: &nstancev1.EventFilter{Since: timestamppb.New(r.Now().Add(-r.since))}})[0]
 	if history.Err != nil {
@@ -193,8 +192,7 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 
 func (r *supportRun) putEvents(dir, about string, events []*nstancev1.JournalEvent) {
 	events = events[max(0, len(events)-maxSupportEvents):]
-	r.put(dir+"events.json", about, support.Events,
-		fleet.Message[*nstancev1.ListEventsResponse]{Of: &nstancev1.ListEventsResponse{Events: events}})
+	r.put(dir+"events.json", about, fleet.MessageOf(&nstancev1.ListEventsResponse{Events: events}))
 }
 
 // readJournal reads the newest events of the journal from the bucket and adds them to the bundle.

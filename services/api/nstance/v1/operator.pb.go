@@ -4425,24 +4425,24 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\n" +
 	" \x01(\tR\tclusterId\"\x17\n" +
-	"\x15GetShardStatusRequest\"\xd7\x04\n" +
+	"\x15GetShardStatusRequest\"\x9b\x05\n" +
 	"\x16GetShardStatusResponse\x12\x14\n" +
-	"\x05shard\x18\x01 \x01(\tR\x05shard\x12\x1d\n" +
+	"\x05shard\x18\x01 \x01(\tR\x05shard\x12(\n" +
 	"\n" +
-	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\x1b\n" +
-	"\tleader_id\x18\x03 \x01(\tR\bleaderId\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion\x12\x12\n" +
+	"cluster_id\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\tclusterId\x12&\n" +
+	"\tleader_id\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\bleaderId\x12#\n" +
+	"\aversion\x18\x04 \x01(\tB\t\x82\xb5\x18\x05plainR\aversion\x12\x12\n" +
 	"\x04term\x18\x05 \x01(\x04R\x04term\x12=\n" +
 	"\fleader_since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\vleaderSince\x128\n" +
 	"\n" +
-	"lease_left\x18\a \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\x12\x17\n" +
-	"\aheir_id\x18\b \x01(\tR\x06heirId\x12\x1f\n" +
-	"\vstandby_ids\x18\t \x03(\tR\n" +
+	"lease_left\x18\a \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\x12\"\n" +
+	"\aheir_id\x18\b \x01(\tB\t\x82\xb5\x18\x05plainR\x06heirId\x12*\n" +
+	"\vstandby_ids\x18\t \x03(\tB\t\x82\xb5\x18\x05plainR\n" +
 	"standbyIds\x12\x1f\n" +
 	"\vconfig_etag\x18\n" +
 	" \x01(\tR\n" +
-	"configEtag\x12!\n" +
-	"\frefused_etag\x18\v \x01(\tR\vrefusedEtag\x125\n" +
+	"configEtag\x12.\n" +
+	"\frefused_etag\x18\v \x01(\tB\v\x82\xb5\x18\apresentR\vrefusedEtag\x125\n" +
 	"\bproblems\x18\f \x03(\v2\x19.nstance.v1.ConfigProblemR\bproblems\x12\x16\n" +
 	"\x06groups\x18\r \x01(\rR\x06groups\x12\x1c\n" +
 	"\tinstances\x18\x0e \x01(\rR\tinstances\x12)\n" +
@@ -4470,12 +4470,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15ConfirmOrphansRequest\x12!\n" +
 	"\fprovider_ids\x18\x01 \x03(\tR\vproviderIds\"6\n" +
 	"\x16ConfirmOrphansResponse\x12\x1c\n" +
-	"\tconfirmed\x18\x01 \x01(\rR\tconfirmed\"i\n" +
-	"\rConfigProblem\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\tconfirmed\x18\x01 \x01(\rR\tconfirmed\"\x7f\n" +
+	"\rConfigProblem\x12\x1d\n" +
+	"\x04path\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x04path\x12\x12\n" +
 	"\x04line\x18\x02 \x01(\rR\x04line\x12\x16\n" +
-	"\x06column\x18\x03 \x01(\rR\x06column\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\"\x16\n" +
+	"\x06column\x18\x03 \x01(\rR\x06column\x12#\n" +
+	"\amessage\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\"\x16\n" +
 	"\x14RefreshConfigRequest\"\xb5\x01\n" +
 	"\x15RefreshConfigResponse\x121\n" +
 	"\x06result\x18\x01 \x01(\x0e2\x19.nstance.v1.RefreshResultR\x06result\x125\n" +
@@ -4491,9 +4491,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xfd\x05\n" +
-	"\vGroupStatus\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf0\x06\n" +
+	"\vGroupStatus\x12\x1f\n" +
+	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
 	"\n" +
 	"overridden\x18\x03 \x01(\bR\n" +
@@ -4503,24 +4503,24 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vactual_size\x18\a \x01(\rR\n" +
 	"actualSize\x12\x18\n" +
 	"\ahealthy\x18\b \x01(\rR\ahealthy\x12\x12\n" +
-	"\x04etag\x18\x11 \x01(\tR\x04etag\x12!\n" +
-	"\fprovider_ids\x18\x12 \x03(\tR\vproviderIds\x12%\n" +
-	"\x0eblocked_reason\x18\x13 \x01(\tR\rblockedReason\x12!\n" +
+	"\x04etag\x18\x11 \x01(\tR\x04etag\x12,\n" +
+	"\fprovider_ids\x18\x12 \x03(\tB\t\x82\xb5\x18\x05plainR\vproviderIds\x120\n" +
+	"\x0eblocked_reason\x18\x13 \x01(\tB\t\x82\xb5\x18\x05wordsR\rblockedReason\x12!\n" +
 	"\fruntime_hash\x18\x14 \x01(\tR\vruntimeHash\x12\x1d\n" +
 	"\n" +
-	"infra_hash\x18\x15 \x01(\tR\tinfraHash\x12\x12\n" +
-	"\x04kind\x18\x16 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04arch\x18\x17 \x01(\tR\x04arch\x12!\n" +
-	"\finstance_ids\x18\x18 \x03(\tR\vinstanceIds\x12\x1b\n" +
-	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x12\x16\n" +
-	"\x06paused\x18\x1b \x01(\bR\x06paused\x12#\n" +
-	"\rrollout_waits\x18\x1c \x01(\tR\frolloutWaits\x12\x1a\n" +
+	"infra_hash\x18\x15 \x01(\tR\tinfraHash\x12\x1d\n" +
+	"\x04kind\x18\x16 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12\x1d\n" +
+	"\x04arch\x18\x17 \x01(\tB\t\x82\xb5\x18\x05plainR\x04arch\x12,\n" +
+	"\finstance_ids\x18\x18 \x03(\tB\t\x82\xb5\x18\x05plainR\vinstanceIds\x12(\n" +
+	"\tspec_json\x18\x1a \x01(\tB\v\x82\xb5\x18\apresentR\bspecJson\x12\x16\n" +
+	"\x06paused\x18\x1b \x01(\bR\x06paused\x12.\n" +
+	"\rrollout_waits\x18\x1c \x01(\tB\t\x82\xb5\x18\x05wordsR\frolloutWaits\x12\x1a\n" +
 	"\boutdated\x18\x1d \x01(\rR\boutdated\x12?\n" +
 	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x12?\n" +
-	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x1f\n" +
-	"\vmerged_json\x18  \x01(\tR\n" +
-	"mergedJson\x12\x1a\n" +
-	"\bdefaults\x18! \x03(\tR\bdefaultsJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xb1\x01\n" +
+	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12-\n" +
+	"\vmerged_json\x18  \x01(\tB\f\x82\xb5\x18\bsettingsR\n" +
+	"mergedJson\x12%\n" +
+	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaultsJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xb1\x01\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x0e \x01(\tR\fexpectedEtag\x12\x1d\n" +
@@ -4553,43 +4553,43 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1f\n" +
 	"\vinstance_id\x18\x03 \x01(\tR\n" +
 	"instanceIdB\a\n" +
-	"\x05_size\"\xea\x04\n" +
+	"\x05_size\"\x8b\x05\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x18\n" +
 	"\adesired\x18\x03 \x01(\rR\adesired\x123\n" +
-	"\aactions\x18\x04 \x03(\v2\x19.nstance.v1.PlannedActionR\aactions\x12%\n" +
-	"\x0eblocked_reason\x18\x05 \x01(\tR\rblockedReason\x12<\n" +
+	"\aactions\x18\x04 \x03(\v2\x19.nstance.v1.PlannedActionR\aactions\x120\n" +
+	"\x0eblocked_reason\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\rblockedReason\x12<\n" +
 	"\fnext_plan_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"nextPlanAt\x12'\n" +
 	"\x0funhealthy_guard\x18\a \x01(\bR\x0eunhealthyGuard\x129\n" +
 	"\tinstances\x18\b \x03(\v2\x1b.nstance.v1.InstanceVerdictR\tinstances\x12.\n" +
-	"\x06errors\x18\t \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\x12#\n" +
+	"\x06errors\x18\t \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\x12.\n" +
 	"\rrollout_waits\x18\n" +
-	" \x01(\tR\frolloutWaits\x12?\n" +
+	" \x01(\tB\t\x82\xb5\x18\x05wordsR\frolloutWaits\x12?\n" +
 	"\rrollout_until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frolloutUntil\x12?\n" +
-	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x14\n" +
-	"\x05group\x18\r \x01(\tR\x05group\"\xc6\x01\n" +
-	"\rPlannedAction\x12\x12\n" +
-	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1f\n" +
-	"\vinstance_id\x18\x02 \x01(\tR\n" +
-	"instanceId\x12\x1a\n" +
-	"\breplaces\x18\x03 \x01(\tR\breplaces\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05cause\x18\x05 \x01(\tR\x05cause\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xbf\x02\n" +
-	"\x0fInstanceVerdict\x12\x1f\n" +
-	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x1f\n" +
+	"\x05group\x18\r \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\"\xfd\x01\n" +
+	"\rPlannedAction\x12\x1d\n" +
+	"\x04kind\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12*\n" +
+	"\vinstance_id\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
+	"instanceId\x12%\n" +
+	"\breplaces\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\breplaces\x12!\n" +
+	"\x06reason\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12\x1f\n" +
+	"\x05cause\x18\x05 \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x126\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x81\x03\n" +
+	"\x0fInstanceVerdict\x12*\n" +
+	"\vinstance_id\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
 	"instanceId\x12\x12\n" +
-	"\x04rule\x18\x02 \x01(\rR\x04rule\x12\x1b\n" +
-	"\trule_name\x18\x03 \x01(\tR\bruleName\x12\x14\n" +
-	"\x05cause\x18\x04 \x01(\tR\x05cause\x120\n" +
-	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x12\n" +
-	"\x04work\x18\x06 \x01(\tR\x04work\x12A\n" +
-	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12!\n" +
-	"\ffailed_check\x18\b \x01(\tR\vfailedCheck\x12\x18\n" +
-	"\arefused\x18\t \x01(\tR\arefused\"\xed\x01\n" +
+	"\x04rule\x18\x02 \x01(\rR\x04rule\x12&\n" +
+	"\trule_name\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\bruleName\x12\x1f\n" +
+	"\x05cause\x18\x04 \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1d\n" +
+	"\x04work\x18\x06 \x01(\tB\t\x82\xb5\x18\x05plainR\x04work\x12A\n" +
+	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12,\n" +
+	"\ffailed_check\x18\b \x01(\tB\t\x82\xb5\x18\x05wordsR\vfailedCheck\x12#\n" +
+	"\arefused\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\arefused\"\xed\x01\n" +
 	"\x15CreateInstanceRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4722,14 +4722,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"TYPE_FLAPS\x10\f\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
-	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xb9\x01\n" +
+	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +
 	"\n" +
-	"ErrorEvent\x12\x12\n" +
-	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1f\n" +
-	"\vinstance_id\x18\x03 \x01(\tR\n" +
-	"instanceId\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\x12*\n" +
+	"ErrorEvent\x12\x1d\n" +
+	"\x04kind\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12\x1f\n" +
+	"\x05group\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12*\n" +
+	"\vinstance_id\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
+	"instanceId\x12#\n" +
+	"\amessage\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\x12*\n" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\bresolved\x18\x06 \x01(\bR\bresolved\"\xa2\x01\n" +
 	"\vEventFilter\x12\x14\n" +
@@ -4752,20 +4752,20 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06filter\x18\x01 \x01(\v2\x17.nstance.v1.EventFilterR\x06filter\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\"F\n" +
 	"\x14FollowEventsResponse\x12.\n" +
-	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\xba\x02\n" +
-	"\fJournalEvent\x12\x1a\n" +
-	"\bposition\x18\x01 \x01(\tR\bposition\x12\x12\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\x92\x03\n" +
+	"\fJournalEvent\x12%\n" +
+	"\bposition\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\bposition\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12*\n" +
-	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
-	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
-	"\x05group\x18\x05 \x01(\tR\x05group\x12\x1f\n" +
-	"\vinstance_id\x18\x06 \x01(\tR\n" +
-	"instanceId\x12\x1a\n" +
-	"\breplaces\x18\a \x01(\tR\breplaces\x12\x14\n" +
-	"\x05cause\x18\b \x01(\tR\x05cause\x12\x14\n" +
-	"\x05actor\x18\t \x01(\tR\x05actor\x12\x18\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1d\n" +
+	"\x04kind\x18\x04 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12\x1f\n" +
+	"\x05group\x18\x05 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12*\n" +
+	"\vinstance_id\x18\x06 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
+	"instanceId\x12%\n" +
+	"\breplaces\x18\a \x01(\tB\t\x82\xb5\x18\x05plainR\breplaces\x12\x1f\n" +
+	"\x05cause\x18\b \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x12\x1f\n" +
+	"\x05actor\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\x05actor\x12#\n" +
 	"\amessage\x18\n" +
-	" \x01(\tR\amessage\x12!\n" +
+	" \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\x12!\n" +
 	"\ftook_seconds\x18\v \x01(\x01R\vtookSeconds\"G\n" +
 	"&OperatorServiceRenewCertificateRequest\x12\x1d\n" +
 	"\n" +

@@ -106,12 +106,29 @@ var file_nstance_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "bytes,50000,opt,name=call",
 		Filename:      "nstance/v1/options.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50000,
+		Name:          "nstance.v1.support",
+		Tag:           "bytes,50000,opt,name=support",
+		Filename:      "nstance/v1/options.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MethodOptions.
 var (
 	// optional nstance.v1.CallOptions call = 50000;
 	E_Call = &file_nstance_v1_options_proto_extTypes[0]
+)
+
+// Extension fields to descriptorpb.FieldOptions.
+var (
+	// How a support bundle shows a text: plain, words, present or settings. Package support explains them. It leaves out
+	// texts without this option, and shows numbers, times and enums.
+	//
+	// optional string support = 50000;
+	E_Support = &file_nstance_v1_options_proto_extTypes[1]
 )
 
 var File_nstance_v1_options_proto protoreflect.FileDescriptor
@@ -125,7 +142,8 @@ const file_nstance_v1_options_proto_rawDesc = "" +
 	"\x04http\x18\x02 \x01(\tR\x04http\x12\x12\n" +
 	"\x04body\x18\x03 \x01(\tR\x04body\x12\x1b\n" +
 	"\tone_shard\x18\x04 \x01(\bR\boneShard:M\n" +
-	"\x04call\x12\x1e.google.protobuf.MethodOptions\x18І\x03 \x01(\v2\x17.nstance.v1.CallOptionsR\x04callBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
+	"\x04call\x12\x1e.google.protobuf.MethodOptions\x18І\x03 \x01(\v2\x17.nstance.v1.CallOptionsR\x04call:9\n" +
+	"\asupport\x12\x1d.google.protobuf.FieldOptions\x18І\x03 \x01(\tR\asupportBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
 
 var (
 	file_nstance_v1_options_proto_rawDescOnce sync.Once
@@ -143,14 +161,16 @@ var file_nstance_v1_options_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
 var file_nstance_v1_options_proto_goTypes = []any{
 	(*CallOptions)(nil),                // 0: nstance.v1.CallOptions
 	(*descriptorpb.MethodOptions)(nil), // 1: google.protobuf.MethodOptions
+	(*descriptorpb.FieldOptions)(nil),  // 2: google.protobuf.FieldOptions
 }
 var file_nstance_v1_options_proto_depIdxs = []int32{
 	1, // 0: nstance.v1.call:extendee -> google.protobuf.MethodOptions
-	0, // 1: nstance.v1.call:type_name -> nstance.v1.CallOptions
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	1, // [1:2] is the sub-list for extension type_name
-	0, // [0:1] is the sub-list for extension extendee
+	2, // 1: nstance.v1.support:extendee -> google.protobuf.FieldOptions
+	0, // 2: nstance.v1.call:type_name -> nstance.v1.CallOptions
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	2, // [2:3] is the sub-list for extension type_name
+	0, // [0:2] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -166,7 +186,7 @@ func file_nstance_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_options_proto_rawDesc), len(file_nstance_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   1,
-			NumExtensions: 1,
+			NumExtensions: 2,
 			NumServices:   0,
 		},
 		GoTypes:           file_nstance_v1_options_proto_goTypes,

@@ -45,7 +45,7 @@ var Block = cloud.Block{
 // NetworkInterface holds the leader's addresses.
 type NetworkInterface struct {
 	// AWS: ID of the network interface (eni-…) that has the addresses and moves to the leader.
-	InterfaceID string `json:"interface_id,omitempty" rule:"required"`
+	InterfaceID string `json:"interface_id,omitempty" rule:"required" support:"hidden"`
 }
 
 // Check implements [cloud.Checker].
@@ -60,7 +60,7 @@ func (n NetworkInterface) Check(string) []cloud.Problem {
 // TargetGroups are the target groups with which a group's instances are registered.
 type TargetGroups struct {
 	// AWS: the target groups; an instance is registered with each.
-	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required"`
+	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required" support:"hidden"`
 }
 
 // MissingForHealth implements [cloud.HealthSource]: a target group needs no other field to report its targets' health.

@@ -63,7 +63,7 @@ const (
 type LeaderAddress struct {
 	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Default: the primary
 	// range.
-	SecondaryRange string `json:"secondary_range,omitempty"`
+	SecondaryRange string `json:"secondary_range,omitempty" support:"hidden"`
 }
 
 // Check implements [cloud.Checker].
@@ -82,9 +82,9 @@ func (a LeaderAddress) Check(kind string) []cloud.Problem {
 // InstanceGroup is the instance group to which a group's instances are added.
 type InstanceGroup struct {
 	// Google Cloud: the unmanaged instance group.
-	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required"`
+	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required" support:"hidden"`
 	// Google Cloud: the regional backend services that have the instance group. load_balancer_health needs them.
-	BackendServiceNames []string `json:"backend_service_names,omitempty"`
+	BackendServiceNames []string `json:"backend_service_names,omitempty" support:"hidden"`
 }
 
 // Check implements [cloud.Checker].

@@ -348,7 +348,7 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 		}
 		e, err := one(ctx, f, shard, Client.ExplainGroup, &nstancev1.ExplainGroupRequest{Group: name, Size: &into.Size})
 		if err == nil && e.GetDesired() == into.Size {
-			into.Plan = messageOf(e)
+			into.Plan = MessageOf(e)
 		}
 		return err
 	})

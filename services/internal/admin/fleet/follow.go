@@ -113,7 +113,7 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 		stream, err := c.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
 		snapshot := true
 		return receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
-			emit(Event{Shard: shard, Snapshot: snapshot, Group: messageOf(r.GetEvent())})
+			emit(Event{Shard: shard, Snapshot: snapshot, Group: MessageOf(r.GetEvent())})
 			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.GroupEvent_TYPE_SNAPSHOT_END
 		})
 	})
@@ -121,14 +121,14 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 		snapshot := true
 		return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
-			emit(Event{Shard: shard, Snapshot: snapshot, Instance: messageOf(r.GetEvent())})
+			emit(Event{Shard: shard, Snapshot: snapshot, Instance: MessageOf(r.GetEvent())})
 			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.InstanceEvent_TYPE_SNAPSHOT_END
 		})
 	})
 	group.Go(func() error {
 		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
 		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
-			emit(Event{Shard: shard, Error: messageOf(r.GetEvent())})
+			emit(Event{Shard: shard, Error: MessageOf(r.GetEvent())})
 		})
 	})
 	return group.Wait()

@@ -19,7 +19,8 @@ type Message[M proto.Message] struct {
 	Of M `json:"-"`
 }
 
-func messageOf[M proto.Message](m M) Message[M] { return Message[M]{m} }
+// MessageOf returns a message that is written as JSON.
+func MessageOf[M proto.Message](m M) Message[M] { return Message[M]{m} }
 
 // Descriptor describes the message.
 func (m Message[M]) Descriptor() protoreflect.MessageDescriptor {
@@ -103,7 +104,7 @@ func object(parts ...any) ([]byte, error) {
 		if m, ok := part.(proto.Message); !ok && part != nil {
 			text, err = json.Marshal(part)
 		} else if ok && m.ProtoReflect().IsValid() {
-			text, err = messageOf(m).MarshalJSON()
+			text, err = MessageOf(m).MarshalJSON()
 		}
 		if err != nil {
 			return nil, err

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,9 +33,9 @@ type Unread struct{ What, Why string }
 
 type document struct {
 	path, about string
-	kind        Kind
+	shape       shape
 	tree        any
-	metrics     string // of a document without a kind
+	metrics     string // of a document without a shape
 }
 
 // File is a file of the bundle.
@@ -54,28 +55,32 @@ var LeftOut = []string{
 	"words of errors and alerts that Nstance itself does not use",
 }
 
-// Add adds a document, which is encoded as JSON.
-func (b *Bundle) Add(path, about string, kind Kind, v any) error {
+// Add adds a document. The tags of its type say what the bundle shows of it.
+func (b *Bundle) Add(path, about string, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", path, err)
 	}
-	return b.AddJSON(path, about, kind, body)
+	return b.add(path, about, shapeOf(reflect.TypeOf(v)), body)
 }
 
-// AddJSON adds a document in JSON, which may have comments.
-func (b *Bundle) AddJSON(path, about string, kind Kind, body []byte) error {
+// AddJSON adds a document with the type T in JSON, which may have comments.
+func AddJSON[T any](b *Bundle, path, about string, body []byte) error {
 	body, err := hujson.Standardize(slices.Clone(body))
 	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
+	return b.add(path, about, shapeOf(reflect.TypeFor[T]()), body)
+}
+
+func (b *Bundle) add(path, about string, s shape, body []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
 	var tree any
 	if err := decoder.Decode(&tree); err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
-	b.documents = append(b.documents, document{path: path, about: about, kind: kind, tree: tree})
+	b.documents = append(b.documents, document{path: path, about: about, shape: s, tree: tree})
 	return nil
 }
 
@@ -94,7 +99,7 @@ func (b *Bundle) NoteUnread(what string, why error) {
 func (b *Bundle) Files() ([]File, []Unread, error) {
 	r := newRedactor()
 	for _, d := range b.documents {
-		r.learn(shapes[d.kind], d.tree)
+		r.learn(d.shape, d.tree)
 	}
 	for _, fact := range b.About {
 		r.names[fact.Value] = true
@@ -102,9 +107,9 @@ func (b *Bundle) Files() ([]File, []Unread, error) {
 	var files []File
 	for _, d := range b.documents {
 		content := []byte(shownMetrics(d.metrics))
-		if d.kind != "" {
+		if d.shape != nil {
 			var err error
-			if content, err = encode(r.redact(shapes[d.kind], d.tree)); err != nil {
+			if content, err = encode(r.redact(d.shape, d.tree)); err != nil {
 				return nil, nil, fmt.Errorf("encode %s: %w", d.path, err)
 			}
 		}

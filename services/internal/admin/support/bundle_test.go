@@ -27,11 +27,11 @@ import (
 // plant returns a document with a value at every path in the shape, and with an unknown field in some objects. A value
 // that the bundle must not show verbatim is a secret. plant adds each secret to the map `secrets`. The key is the path
 // of the secret's field.
-func plant(s shape, kind Kind, secrets map[string]string) any {
+func plant(s shape, kind string, secrets map[string]string) any {
 	root := map[string]any{}
 	secret := func(path string) string {
 		text := fmt.Sprintf("hunter%dKf7Zq", len(secrets))
-		secrets[string(kind)+":"+path] = text
+		secrets[kind+":"+path] = text
 		return text
 	}
 	for _, path := range slices.Sorted(maps.Keys(s)) {
@@ -69,10 +69,10 @@ func plantAll(t *testing.T) (*Bundle, map[string]string) {
 	t.Helper()
 	secrets := map[string]string{}
 	b := &Bundle{}
-	for _, kind := range slices.Sorted(maps.Keys(shapes)) {
-		if err := b.Add(string(kind)+".json", "planted", kind, plant(shapes[kind], kind, secrets)); err != nil {
-			t.Fatal(err)
-		}
+	for _, kind := range slices.Sorted(maps.Keys(types)) {
+		s := shapeOf(types[kind])
+		b.documents = append(b.documents, document{path: kind + ".json", about: "planted", shape: s,
+			tree: plant(s, kind, secrets)})
 	}
 	return b, secrets
 }
@@ -113,7 +113,10 @@ func TestNothingLeaks(t *testing.T) {
 		t.Fatalf("leaked: %q", found)
 	}
 	verbatim := &treatment{func(_ *redactor, v any) any { return v }}
-	for kind, s := range shapes {
+	shapes := map[string]shape{}
+	for _, d := range b.documents {
+		s, kind := d.shape, strings.TrimSuffix(d.path, ".json")
+		shapes[kind] = s
 		for path, t0 := range maps.Clone(s) {
 			if t0 == plain {
 				continue
@@ -121,14 +124,14 @@ func TestNothingLeaks(t *testing.T) {
 			s[path] = verbatim
 			found := leaks(t, b, secrets)
 			s[path] = t0
-			if want := string(kind) + ":" + path; !slices.Contains(found, want) {
+			if want := kind + ":" + path; !slices.Contains(found, want) {
 				t.Errorf("without the treatment of %q, its secret does not leak: nothing was tested", want)
 			}
 		}
 	}
 	for name := range secrets {
 		if kind, path, _ := strings.Cut(name, ":"); strings.HasSuffix(path, ".unknown_field") {
-			s := shapes[Kind(kind)]
+			s := shapes[kind]
 			s[path] = verbatim
 			found := leaks(t, b, secrets)
 			delete(s, path)
@@ -145,15 +148,15 @@ func TestHiddenValuesInTexts(t *testing.T) {
 	const phrase = "restore the former leader"
 	b := &Bundle{}
 	text := "invalid value '" + phrase + "', line 2: echo wait for the instance"
-	if err := b.Add("events.json", "", Events, fleet.Answer[*nstancev1.ListEventsResponse]{
-		Message: &nstancev1.ListEventsResponse{Events: []*nstancev1.JournalEvent{{Message: text}}}}); err != nil {
+	if err := b.Add("events.json", "", fleet.MessageOf(&nstancev1.ListEventsResponse{
+		Events: []*nstancev1.JournalEvent{{Message: text}}})); err != nil {
 		t.Fatal(err)
 	}
 	secrets := map[string]string{"phrase": phrase, "line": "echo wait for the instance"}
 	if found := leaks(t, b, secrets); len(found) != 2 {
 		t.Fatalf("the words are not known, so nothing is tested: %q", found)
 	}
-	if err := b.AddJSON("config.json", "", Configuration, []byte(`{
+	if err := AddJSON[config.Shard](b, "config.json", "", []byte(`{
 		// a comment
 		"defaults": {"vars": {"x": "restore the former leader"}, "unknown": true,
 			"userdata": {"content": "#!/bin/sh\necho wait for the instance\n"}},
@@ -198,36 +201,43 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// typesOfShapes maps each kind of document to the Go type of such a document.
-var typesOfShapes = map[Kind]reflect.Type{
-	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[nstancev1.GetShardStatusResponse](),
-	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
-	Groups:        reflect.TypeFor[nstancev1.ListGroupsResponse](),
-	Explanations:  reflect.TypeFor[[]nstancev1.ExplainGroupResponse](),
-	Events:        reflect.TypeFor[nstancev1.ListEventsResponse](),
-	Lock:          reflect.TypeFor[record.Lock](),
-	ServerReport:  reflect.TypeFor[record.ServerReport](),
+// types are the types of the documents of a bundle.
+var types = map[string]reflect.Type{
+	"configuration": reflect.TypeFor[config.Shard](), "dynamic groups": reflect.TypeFor[config.Groups](),
+	"status":       reflect.TypeFor[fleet.Message[*nstancev1.GetShardStatusResponse]](),
+	"groups":       reflect.TypeFor[fleet.Message[*nstancev1.ListGroupsResponse]](),
+	"explanations": reflect.TypeFor[[]fleet.Message[*nstancev1.ExplainGroupResponse]](),
+	"events":       reflect.TypeFor[fleet.Message[*nstancev1.ListEventsResponse]](),
+	"lock":         reflect.TypeFor[record.Lock](), "server report": reflect.TypeFor[record.ServerReport](),
 }
 
-// TestShapesMatchTypes checks that every path of a shape is a field of the documents of its kind.
-func TestShapesMatchTypes(t *testing.T) {
-	for kind, typ := range typesOfShapes {
-		for path := range shapes[kind] {
-			if !strings.HasPrefix(path, "$") && !hasPath(typ, strings.Split(path, ".")) {
-				t.Errorf("%s has no field %s", kind, path)
+// TestConfigurationIsComplete checks that every text of the configuration and of dynamic groups has a tag.
+func TestConfigurationIsComplete(t *testing.T) {
+	for _, typ := range []reflect.Type{reflect.TypeFor[config.Shard](), reflect.TypeFor[config.GroupSpec]()} {
+		for _, path := range leavesOf(typ, nil) {
+			if !shapeOf(typ).decides(path) {
+				t.Errorf("%s: the field %s has no tag support: add plain, words, present or hidden", typ,
+					strings.Join(path, "."))
 			}
 		}
 	}
 }
 
-// TestConfigurationIsComplete checks that shapes.go lists every field of the configuration and of dynamic groups.
-func TestConfigurationIsComplete(t *testing.T) {
-	for _, kind := range []Kind{Configuration, DynamicGroups} {
-		for _, path := range leavesOf(typesOfShapes[kind], nil) {
-			if !shapes[kind].decides(path) {
-				t.Errorf("shapes.go lacks the field %s of the kind %q: list it as plain, words, present or leftOut",
-					strings.Join(path, "."), kind)
-			}
+// TestShapes checks what the tags of some fields mean.
+func TestShapes(t *testing.T) {
+	for path, want := range map[string]*treatment{
+		"configuration:server.provider.options.*": present, "configuration:cluster.storage.endpoint": origin,
+		"configuration:groups.*.*.vars.*": present, "configuration:groups.*.*.rollout.canary": plain,
+		"configuration:templates.*.arch": plain, "configuration:templates.*.health_checks.*.exec": present,
+		"configuration:certificates.*.dns": leftOut, "dynamic groups:$term": plain, "dynamic groups:*.*.size": plain,
+		"status:errors.*.message": words, "status:lease_left": plain, "status:config_etag": nil, "status:shard": nil,
+		"groups:groups.*.merged.args.*": present, "groups:groups.*.merged.template": plain, "groups:groups.*.spec": present,
+		"groups:groups.*.etag": nil, "explanations:*.actions.*.reason": words, "events:events.*.at": plain,
+		"lock:heir.id": plain, "lock:marks": nil, "server report:problem": words,
+	} {
+		kind, field, _ := strings.Cut(path, ":")
+		if got := shapeOf(types[kind])[field]; got != want {
+			t.Errorf("%s has another treatment", path)
 		}
 	}
 }
@@ -264,33 +274,6 @@ func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
 	return [][]string{path}
 }
 
-// hasPath reports whether a value of the type can have a field at the given path in its JSON.
-func hasPath(typ reflect.Type, path []string) bool {
-	for typ.Kind() == reflect.Pointer {
-		typ = typ.Elem()
-	}
-	switch {
-	case len(path) == 0:
-		return true
-	case typ == reflect.TypeFor[json.RawMessage](), typ.Kind() == reflect.Interface:
-		return true // free JSON
-	case typ.Kind() == reflect.Map, typ.Kind() == reflect.Slice:
-		return path[0] == "*" && hasPath(typ.Elem(), path[1:])
-	case typ.Kind() != reflect.Struct:
-		return false
-	}
-	for _, f := range reflect.VisibleFields(typ) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == path[0]+"_json" { // free JSON
-			return true
-		}
-		if name == path[0] {
-			return hasPath(f.Type, path[1:])
-		}
-	}
-	return false
-}
-
 // TestMetrics checks that the bundle shows only lines that are metrics.
 func TestMetrics(t *testing.T) {
 	const good = "nstance_group_desired{cluster=\"example\",group=\"workers\",shard=\"us-a\"} 3\n" +
@@ -309,7 +292,7 @@ func TestWrite(t *testing.T) {
 	b := &Bundle{About: []Fact{{"Cluster", "example"}}}
 	b.AddMetrics("metrics.txt", "metrics", "go_goroutines 1\n")
 	b.NoteUnread("lock of shard us-a", errors.New("get shard/us-a/leader.json: access denied: hunter2"))
-	if err := b.AddJSON("config.json", "", Configuration, []byte("{")); err == nil {
+	if err := AddJSON[config.Shard](b, "config.json", "", []byte("{")); err == nil {
 		t.Error("a broken document is accepted")
 	}
 	files, unread, err := b.Files()

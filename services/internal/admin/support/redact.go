@@ -1,7 +1,7 @@
 // Package support makes the bundle that a person attaches to a report about a fault, and decides what may be in it.
 //
-// Invariant: the bundle holds only what shapes.go lists. A field that is not listed is left out. A free text, such as
-// an error, keeps only numbers, times, the words in words.txt, and names that listed fields show.
+// Invariant: the bundle holds only texts that the tags of their types permit. A text without a tag is left out. A free
+// text, such as an error, keeps only numbers, times, the words in words.txt, and names that other fields show.
 package support
 
 import (
