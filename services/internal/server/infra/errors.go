@@ -66,8 +66,25 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
+// Unwrap returns the cause, in which errors.Is finds no class.
+func (e *Error) Unwrap() error {
+	if e.Err == nil {
+		return nil
+	}
+	return cause{e.Err}
+}
+
+// cause is the cause of an [*Error]. Its own classes say nothing about the operation that failed because of it.
+type cause struct{ error }
+
+// Is compares everything but classes.
+func (c cause) Is(target error) bool {
+	_, class := target.(Class) //nolint:errorlint // a target is not wrapped
+	return !class && errors.Is(c.error, target)
+}
+
+// As finds every type of error in the cause.
+func (c cause) As(target any) bool { return errors.As(c.error, target) }
 
 // Is makes errors.Is(err, class) compare class with the class of this error. It ignores the classes of wrapped errors.
 func (e *Error) Is(target error) bool { return target == error(e.Class) }

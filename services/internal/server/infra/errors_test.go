@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +115,22 @@ func TestErrorTextIsOneLine(t *testing.T) {
 		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
 		if got := infra.OneLine(text, 10); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestClassOfTheCauseIsIgnored checks that an error has only its own class, and that its cause can still be found.
+func TestClassOfTheCauseIsIgnored(t *testing.T) {
+	_, missing := os.Open(filepath.Join(t.TempDir(), "missing"))
+	inner := infra.Wrap(infra.NotFound, "get vm-1", missing)
+	for name, err := range map[string]error{
+		"Wrap":   infra.Wrap(infra.Indeterminate, "delete vm-1", inner),
+		"Errorf": infra.Errorf(infra.Indeterminate, "delete vm-1", "read it again: %w", inner),
+	} {
+		var path *fs.PathError
+		if errors.Is(err, infra.NotFound) || !errors.Is(err, infra.Indeterminate) ||
+			infra.ClassOf(err) != infra.Indeterminate || !errors.Is(err, fs.ErrNotExist) || !errors.As(err, &path) {
+			t.Errorf("%s: %v has the class of its cause, or lost the cause", name, err)
 		}
 	}
 }
