@@ -23,8 +23,8 @@ type Program struct {
 	Binaries                []string // paths
 }
 
-// CycloneDX returns a bill of materials (CycloneDX 1.6) in JSON. It lists the Go modules of all binaries of the program.
-// subject identifies what the bill describes, as a URL.
+// CycloneDX returns a bill of materials (CycloneDX 1.6) in JSON. It lists the Go modules of all binaries of the
+// program. subject identifies what the bill describes, as a URL.
 func CycloneDX(p Program, subject string) ([]byte, error) {
 	components := map[string]cdx.Component{}
 	for _, binary := range p.Binaries {

@@ -163,8 +163,8 @@ func cloned[T any](v T) T {
 	return out
 }
 
-// withFields returns a T in which the fields that "from" has too are set to its values, if wanted returns true for their
-// names. The values are shared.
+// withFields returns a T in which the fields that "from" has too are set to its values, if wanted returns true for
+// their names. The values are shared.
 func withFields[T any](from any, wanted func(name string) bool) (out T) {
 	source, target := reflect.ValueOf(from), reflect.ValueOf(&out).Elem()
 	for _, f := range fieldsOf(target.Type()) {

@@ -55,8 +55,8 @@ func InTree(elements ...any) bool {
 }
 
 // ConcernsGroups reports whether the value at a path of a shard's configuration may change the hashes or the subnets of
-// groups. The addresses of servers and of the leader cannot change them. So a plan can list the groups with instances to
-// replace even while these addresses are not known yet.
+// groups. The addresses of servers and of the leader cannot change them. So a plan can list the groups with instances
+// to replace even while these addresses are not known yet.
 func ConcernsGroups(path string) bool {
 	elements, _ := SplitPath(path) // a path that is none concerns everything
 	for _, typ := range typesAlong(elements) {

@@ -52,7 +52,8 @@ func (s *State) IssueOperator(ctx context.Context, rec record.Operator, token ob
 	if err != nil {
 		return nil, nil, err
 	}
-	who := authority.Identity{Role: authority.RoleOperator, Cluster: s.options.ClusterID, Tenant: rec.Tenant, ID: rec.ID}
+	who := authority.Identity{Role: authority.RoleOperator, Cluster: s.options.ClusterID, Tenant: rec.Tenant,
+		ID: rec.ID}
 	cert, err = ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, s.options.Rand,
 		s.options.Now())
 	if err != nil {

@@ -120,8 +120,8 @@ func invalid(field string, value any, problem string) *apierrors.StatusError {
 	return err
 }
 
-// metadataOnly reports whether the client wants only the metadata of objects. A client that accepts only protobuf, CBOR,
-// YAML or tables is refused.
+// metadataOnly reports whether the client wants only the metadata of objects. A client that accepts only protobuf,
+// CBOR, YAML or tables is refused.
 func metadataOnly(req *http.Request) (bool, error) {
 	header := strings.Join(req.Header.Values("Accept"), ",")
 	if header == "" {

@@ -106,7 +106,8 @@ func writeList(w http.ResponseWriter, r *resource, items []map[string]any, versi
 // form converts a stored object to the form that the client asked for.
 func (r *resource) form(o map[string]any, partial bool) map[string]any {
 	if partial {
-		return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": o["metadata"]}
+		return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+			"metadata": o["metadata"]}
 	}
 	return r.shows(o)
 }

@@ -140,7 +140,8 @@ func TestReplaced(t *testing.T) {
 	typ := tftypes.Object{AttributeTypes: map[string]tftypes.Type{"id": tftypes.String}}
 	before := tftypes.NewValue(typ, map[string]tftypes.Value{"id": document.Text("old")})
 	after := document.Replaced(before, map[string]tftypes.Value{"id": document.Text("new")})
-	if from, to := document.TextOf(document.Attributes(before)["id"]), document.TextOf(document.Attributes(after)["id"]); from != "old" || to != "new" {
+	id := func(v tftypes.Value) string { return document.TextOf(document.Attributes(v)["id"]) }
+	if from, to := id(before), id(after); from != "old" || to != "new" {
 		t.Errorf("the original became %q, the copy is %q", from, to)
 	}
 }

@@ -68,7 +68,8 @@ func parseKey(text string) (key, error) {
 }
 
 func keyOf(attributes map[string]tftypes.Value) key {
-	return key{document.TextOf(attributes["shard"]), document.TextOf(attributes["tenant"]), document.TextOf(attributes["name"])}
+	return key{document.TextOf(attributes["shard"]), document.TextOf(attributes["tenant"]),
+		document.TextOf(attributes["name"])}
 }
 
 func failure(what string, k key, err error) diag.Diagnostic {
