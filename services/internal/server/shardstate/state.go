@@ -371,18 +371,20 @@ func (s *State) dropGroup(key config.GroupKey) []ErrorEvent {
 
 // RolloutFailed counts a failed instance with the group's present configuration (rule 47 of package plan).
 func (s *State) RolloutFailed(key config.GroupKey) {
-	s.setRolloutFailures(key, func(n int) int { return n + 1 })
+	s.changeGroup(key, func(g *group) { g.rolloutFailures++ })
 }
 
 // ResumeRollout starts a halted rollout again.
 func (s *State) ResumeRollout(key config.GroupKey) {
-	s.setRolloutFailures(key, func(int) int { return 0 })
+	s.changeGroup(key, func(g *group) { g.rolloutFailures = 0 })
 }
 
-func (s *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
+// changeGroup calls fn with a group, and lets the planner plan the group again. It does nothing if there is no such
+// group.
+func (s *State) changeGroup(key config.GroupKey, fn func(*group)) {
 	s.mu.Lock()
 	if g := s.groups[key]; g != nil {
-		g.rolloutFailures = change(g.rolloutFailures)
+		fn(g)
 		s.dirty[key] = struct{}{}
 	}
 	s.mu.Unlock()
@@ -391,22 +393,10 @@ func (s *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
 
 // SpotRefused notes that the provider has no spot capacity for a group now.
 func (s *State) SpotRefused(key config.GroupKey) {
-	s.mu.Lock()
-	if g := s.groups[key]; g != nil {
-		g.spotRefusedAt = s.opts.Now()
-		s.dirty[key] = struct{}{}
-	}
-	s.mu.Unlock()
-	s.opts.Wake()
+	s.changeGroup(key, func(g *group) { g.spotRefusedAt = s.opts.Now() })
 }
 
 // CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
 func (s *State) CreateFailed(key config.GroupKey, reason string) {
-	s.mu.Lock()
-	if g := s.groups[key]; g != nil {
-		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, s.opts.Now())
-		s.dirty[key] = struct{}{}
-	}
-	s.mu.Unlock()
-	s.opts.Wake()
+	s.changeGroup(key, func(g *group) { g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, s.opts.Now()) })
 }
