@@ -241,8 +241,8 @@ func TestLeaderEndpointIsPublic(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	p.await("the leader's page", func() bool { code, body := page(); return code == 200 && body == "leader term=1\n" })
-	// The election port accepts only TLS connections with a server's certificate. The tests of services/internal/server/lead/peer
-	// check which certificates it refuses.
+	// The election port accepts only TLS connections with a server's certificate. The tests of
+	// services/internal/server/lead/peer check which certificates it refuses.
 	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(
 		t.Context(), "tcp", r.ports[1])
 	if err != nil {

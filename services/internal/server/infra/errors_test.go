@@ -111,7 +111,8 @@ func TestRequestDigest(t *testing.T) {
 }
 
 func TestErrorTextIsOneLine(t *testing.T) {
-	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "a\u2028b\u2029": "a b ", "caf\xe9": "caf\uFFFD",
+	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "a\u2028b\u2029": "a b ",
+		"caf\xe9":   "caf\uFFFD",
 		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
 		if got := infra.OneLine(text, 10); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)

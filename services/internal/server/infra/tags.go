@@ -34,8 +34,7 @@ func (t Tags) Values() map[string]string {
 }
 
 // ParseTags parses texts that [Tags.Values] has returned. The function value returns the text with a name, or "". If a
-// text cannot be parsed, ParseTags leaves out the field and names it in the
-// warning.
+// text cannot be parsed, ParseTags leaves out the field and names it in the warning.
 func ParseTags(value func(name string) string) (t Tags, warning string) {
 	t = Tags{Owner: Owner{Cluster: value(TagCluster), Shard: value(TagShard)}, Tenant: value("tenant"),
 		InfraHash: value("infra-hash"), Group: value("group"), Template: value("template"), Kind: value("kind"),

@@ -46,8 +46,8 @@
 //	18 replace lost       A lost instance (rules 3 to 6) is deleted and replaced immediately. max_surge does not limit
 //	                      this (replace.go).
 //
-//	19 replace first      An instance of rule 10, 12, 52, 59, 62 or 63 is deleted only when a replacement is healthy. At
-//	                      most max_surge such replacements are under way (replace.go, size.go).
+//	19 replace first      An instance of rule 10, 12, 52, 59, 62 or 63 is deleted only when a replacement is healthy.
+//	                      At most max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
 //	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
 //	                      it is draining, silent or booting (rollout.go).

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
-// Tags of every resource that the provider makes, with the tags of [infra.Tags.Values]. IAM policies and cost reports use
-// these names.
+// Tags of every resource that the provider makes, besides the tags of [infra.Tags.Values]. IAM policies and cost
+// reports use these names.
 const (
 	tagPrefix  = contract.TagPrefix
 	tagManaged = tagPrefix + "managed"

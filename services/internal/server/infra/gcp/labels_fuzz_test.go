@@ -12,8 +12,8 @@ func FuzzDecodeTags(f *testing.F) {
 	f.Add("knc00000000000000000000000000", "knc", "7", "2030-01-02T03:04:05.006Z", "g")
 	f.Add("", "", "-1", "x", "")
 	f.Fuzz(func(t *testing.T, name, instance, term, created, group string) {
-		in := &compute.Instance{Name: name, Labels: map[string]string{"nstance-instance-id": instance, "nstance-term": term,
-			"nstance-created-at": created}, Metadata: &compute.Metadata{Items: []*compute.MetadataItems{
+		in := &compute.Instance{Name: name, Labels: map[string]string{"nstance-instance-id": instance,
+			"nstance-term": term, "nstance-created-at": created}, Metadata: &compute.Metadata{Items: []*compute.MetadataItems{
 			{Key: "nstance-group", Value: &group}, {Key: "nstance-tenant"}}}}
 		tags, warning := decodeTags(in)
 		if tags.Group != group {

@@ -217,9 +217,8 @@ func TestHeirSimulation(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		sim, err := play(seed, true, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/server/lead/election -run TestHeirSimulation -v "+
-				"-election.seed=%d",
-				seed, err, seed)
+			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/server/lead/election -run TestHeirSimulation "+
+				"-v -election.seed=%d", seed, err, seed)
 		}
 		led, heirs, inherited, confirms, yields = led+sim.led, heirs+sim.heirs, inherited+sim.inherited,
 			confirms+sim.confirms,

@@ -592,10 +592,8 @@ func TestSimulation(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(count); seed++ {
 		sim, err := play(seed, false, func(string, ...any) {})
 		if err != nil {
-			t.Fatalf(
-				"seed %d: %v\nrepeat: go test ./services/internal/server/lead/election -run TestSimulation -v -election.seed=%d",
-				seed,
-				err, seed)
+			t.Fatalf("seed %d: %v\nrepeat: go test ./services/internal/server/lead/election -run TestSimulation -v "+
+				"-election.seed=%d", seed, err, seed)
 		}
 		led, confirms = led+sim.led, confirms+sim.confirms
 	}
