@@ -62,15 +62,11 @@ another one ends the list of instances.`,
 		if since != 0 || filter.Group+filter.InstanceId+filter.Cause != "" || len(filter.Kinds) > 0 {
 			return a.history(cmd, s, *f, since, filter)
 		}
-		conn, err := a.fleet(s)
+		conn, shards, err := a.connect(s)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		shards, err := a.shards(s, conn)
-		if err != nil {
-			return err
-		}
 		return a.followEvents(cmd.Context(), conn, shards, *f, changes)
 	}
 	return cmd

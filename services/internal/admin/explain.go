@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -35,8 +34,8 @@ each instance.`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ExplainGroup,
 			&nstancev1.ExplainGroupRequest{Group: args[0]}, a.writeExplanations)

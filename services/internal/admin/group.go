@@ -204,6 +204,14 @@ func settingFacts(g *nstancev1.GroupStatus) []fact {
 	return facts
 }
 
+// checkGroup checks the name of a group in the arguments.
+func checkGroup(cmd *cobra.Command, name string) error {
+	if err := ident.ValidateName(name); err != nil {
+		return usageOf(cmd, fmt.Errorf("group: %w", err))
+	}
+	return nil
+}
+
 // lines returns a function that prints the result of a change in each shard, one line per shard. It skips
 // shards that failed.
 func lines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
@@ -230,8 +238,8 @@ the configuration.`,
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
-		if err := ident.ValidateName(name); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, name); err != nil {
+			return err
 		}
 		what := "group " + name + " of " + a.scopeText(s) + " is deleted with its instances"
 		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
@@ -304,8 +312,8 @@ func rollout[Q proto.Message, M interface {
 		confirm = confirmFlags(cmd)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		if confirm != nil {
 			what := "all instances of group " + args[0] + " of " + a.scopeText(s) + " are replaced"

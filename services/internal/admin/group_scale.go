@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -44,8 +42,8 @@ healthy.`,
 		if err != nil {
 			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
 		}
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		if s.all && !total && !perShard {
 			if total, err = a.askTotal(s, args[1]); err != nil {
@@ -78,15 +76,11 @@ func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, 
 	if confirm.yes && !confirm.dryRun {
 		return false, nil
 	}
-	f, err := a.fleet(s)
+	f, shards, err := a.connect(s)
 	if err != nil {
 		return false, err
 	}
 	defer f.Close()
-	shards, err := a.shards(s, f)
-	if err != nil {
-		return false, err
-	}
 	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, confirm.dryRun)
 	if confirm.dryRun {
 		return true, a.showScale(output, previews)
@@ -158,14 +152,13 @@ func (a *app) askTotal(s *scope, size string) (total bool, err error) {
 	}
 	fmt.Fprintf(a.Stderr, "Is %s the size in each of %s, or in all together? Type per-shard or total: ", size,
 		list(f.Shards()))
-	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fmt.Errorf("read the answer: %w", err)
-	}
-	switch strings.TrimSpace(answer) {
-	case "total":
+	answer, err := a.readAnswer()
+	switch {
+	case err != nil:
+		return false, err
+	case answer == "total":
 		return true, nil
-	case "per-shard":
+	case answer == "per-shard":
 		return false, nil
 	}
 	return false, errors.New("neither per-shard nor total: nothing was done")

@@ -9,7 +9,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -89,8 +88,8 @@ func (a *app) groupCreateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&size, "size", "", "how many instances there should be; short for --set size=")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		for name, value := range map[string]string{"template": template, "size": size} {
 			if cmd.Flags().Changed(name) {
@@ -130,8 +129,8 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		"PATH of a setting that the group then takes from its template again; may be repeated")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		patch, err := a.patch(cmd, given)
 		if err != nil {

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -31,8 +30,8 @@ func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duratio
 		}
 	}
 	if filter.Group != "" {
-		if err := ident.ValidateName(filter.Group); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, filter.Group); err != nil {
+			return err
 		}
 	}
 	return ask(cmd.Context(), a, s, f, "reading the journal of", fleet.Client.ListEvents,

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -108,12 +107,16 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
-			return writeFacts(w, a.style.out, a.instanceFacts(shard, i))
+		table := func(w io.Writer, answers answers[*nstancev1.GetInstanceStatusResponse]) (err error) {
+			for _, answer := range answers {
+				if answer.Err == nil && err == nil {
+					err = writeFacts(w, a.style.out, a.instanceFacts(answer.Shard, answer.Message.GetInstance()))
+				}
+			}
+			return err
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetInstanceStatus,
-			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()},
-			eachInstance[*nstancev1.GetInstanceStatusResponse](write))
+			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()}, table)
 	}
 	return cmd
 }
@@ -127,25 +130,6 @@ func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
 		return ident.ID{}, usageOf(cmd, err)
 	}
 	return id, nil
-}
-
-// eachInstance returns a function that calls `write` for the instance in each answer. It skips shards that failed.
-func eachInstance[M interface {
-	proto.Message
-	GetInstance() *nstancev1.InstanceStatus
-}](write func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error) func(io.Writer,
-	[]fleet.Answer[M]) error {
-	return func(w io.Writer, answers []fleet.Answer[M]) error {
-		for _, answer := range answers {
-			if answer.Err != nil {
-				continue
-			}
-			if err := write(w, answer.Shard, answer.Message.GetInstance()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 }
 
 func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
@@ -215,7 +199,7 @@ If you repeat "instance create" with the same --instance-id, no second instance 
 		}
 		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.CreateInstance,
 			&nstancev1.CreateInstanceRequest{Group: args[0], InstanceId: text, InstanceType: instanceType, Vars: vars},
-			eachInstance[*nstancev1.CreateInstanceResponse](writeState))
+			lines(stateLine[*nstancev1.CreateInstanceResponse]))
 	}
 	return cmd
 }

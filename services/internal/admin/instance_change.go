@@ -1,14 +1,13 @@
 package admin
 
 import (
-	"context"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -32,15 +31,8 @@ when the VM is gone.`,
 	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of the instance's group by one")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
-		if done || err != nil {
-			return err
-		}
-		return a.deleteInstance(cmd.Context(), s, *f, id, reason, decrement, patient)
+		return a.deleteInstance(cmd, args[0], s, *f, confirm, patient,
+			&nstancev1.DeleteInstanceRequest{Reason: reason, Decrement: decrement})
 	}
 	return cmd
 }
@@ -57,37 +49,38 @@ from rollouts and scale-downs, use "instance protect".`,
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, confirmFlags(cmd)
 	patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
-		if done || err != nil {
-			return err
-		}
-		return a.deleteInstance(cmd.Context(), s, *f, id, "drained with nstance-admin", false, patient)
+		return a.deleteInstance(cmd, args[0], s, *f, confirm, patient,
+			&nstancev1.DeleteInstanceRequest{Reason: "drained with nstance-admin"})
 	}
 	return cmd
 }
 
-func (a *app) deleteInstance(ctx context.Context, s *scope, f format, id ident.ID, reason string, decrement bool,
-	patient *patienceFlags) error {
-	request := &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason, Decrement: decrement}
+// deleteInstance makes the request for the instance in the arguments, after a confirmation.
+func (a *app) deleteInstance(cmd *cobra.Command, name string, s *scope, f format, confirm *confirmation,
+	patient *patienceFlags, request *nstancev1.DeleteInstanceRequest) error {
+	id, err := instanceID(cmd, name)
+	if err != nil {
+		return err
+	}
+	done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
+	if done || err != nil {
+		return err
+	}
+	request.InstanceId = id.String()
 	table := func(w io.Writer, answers answers[*nstancev1.DeleteInstanceResponse]) error {
-		err := eachInstance[*nstancev1.DeleteInstanceResponse](writeState)(w, answers)
+		err := lines(stateLine[*nstancev1.DeleteInstanceResponse])(w, answers)
 		for _, answer := range answers {
-			if g := answer.Message.GetGroup(); g != nil && err == nil {
-				_, err = fmt.Fprintf(w, "%s: group %s has the size %d now\n", answer.Shard, printable(g.GetGroup()),
-					g.GetSize())
+			if g := answer.Message.GetGroup(); g != nil {
+				fmt.Fprintf(w, "%s: group %s has the size %d now\n", answer.Shard, printable(g.GetGroup()), g.GetSize())
 			}
 		}
 		return err
 	}
-	err := ask(ctx, a, s, f, "deleting in", fleet.Client.DeleteInstance, request, table)
+	err = ask(cmd.Context(), a, s, f, "deleting in", fleet.Client.DeleteInstance, request, table)
 	if err != nil || !patient.wait {
 		return err
 	}
-	return a.waitUntilGone(ctx, s, patient, id)
+	return a.waitUntilGone(cmd.Context(), s, patient, id)
 }
 
 func (a *app) instanceProtectCommand() *cobra.Command {
@@ -110,28 +103,27 @@ leader, until "instance protect --off" ends it.`,
 		if err != nil {
 			return err
 		}
-		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
+		line := func(answer fleet.Answer[*nstancev1.ProtectInstanceResponse]) string {
 			state := "is not protected"
-			if i.GetProtected() {
+			if answer.Message.GetInstance().GetProtected() {
 				state = "is protected"
 			}
-			_, err := fmt.Fprintf(w, "%s: instance %s %s\n", shard, printable(i.GetInstanceId()), state)
-			return err
+			return fmt.Sprintf("%s: instance %s %s", answer.Shard, id, state)
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ProtectInstance,
-			&nstancev1.ProtectInstanceRequest{InstanceId: id.String(), Off: off},
-			eachInstance[*nstancev1.ProtectInstanceResponse](write))
+			&nstancev1.ProtectInstanceRequest{InstanceId: id.String(), Off: off}, lines(line))
 	}
 	return cmd
 }
 
-// writeState writes the state of an instance after a change.
-func writeState(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
-	until := ""
+// stateLine describes the state of an instance after a change.
+func stateLine[M interface {
+	proto.Message
+	GetInstance() *nstancev1.InstanceStatus
+}](answer fleet.Answer[M]) string {
+	i, until := answer.Message.GetInstance(), ""
 	if deadline := i.GetDeleteDeadline(); deadline != nil {
 		until = ", drained until " + stamp(deadline.AsTime()) + " at the latest"
 	}
-	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.GetInstanceId()), printable(i.GetState()),
-		until)
-	return err
+	return fmt.Sprintf("%s: instance %s is %s%s", answer.Shard, i.GetInstanceId(), i.GetState(), until)
 }

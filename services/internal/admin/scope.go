@@ -92,6 +92,20 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	return f, nil
 }
 
+// connect returns a fleet and the shards that a command applies to. The caller must close the fleet.
+func (a *app) connect(s *scope) (*fleet.Fleet, []string, error) {
+	f, err := a.fleet(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	shards, err := a.shards(s, f)
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, shards, nil
+}
+
 // shards returns the shards that a command applies to.
 func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	if s.all {
@@ -133,15 +147,11 @@ func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output forma
 // askWith is like [ask], for calls that are not one call of each shard.
 func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
-	f, err := a.fleet(s)
+	f, shards, err := a.connect(s)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	shards, err := a.shards(s, f)
-	if err != nil {
-		return err
-	}
 	var answers []T
 	_ = a.during(what+" "+whom(shards), func() error {
 		answers = call(f, ctx, shards)

@@ -248,12 +248,18 @@ func (a *app) confirmChange(cmd *cobra.Command, s *confirmation, destructive boo
 			hint: "add --yes"}
 	}
 	fmt.Fprintf(a.Stderr, "This changes the cluster: %s.\nGo on? Type yes: ", what)
+	answer, err := a.readAnswer()
+	if err == nil && answer != "yes" {
+		err = errors.New("not confirmed: nothing was done")
+	}
+	return false, err
+}
+
+// readAnswer reads a line from standard input.
+func (a *app) readAnswer() (string, error) {
 	answer, err := bufio.NewReader(a.Stdin).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
-		return false, fmt.Errorf("read the confirmation: %w", err)
+		return "", fmt.Errorf("read the answer: %w", err)
 	}
-	if strings.TrimSpace(answer) != "yes" {
-		return false, errors.New("not confirmed: nothing was done")
-	}
-	return false, nil
+	return strings.TrimSpace(answer), nil
 }

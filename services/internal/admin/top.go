@@ -40,15 +40,11 @@ until the command is interrupted. On a terminal, the new status replaces the one
 // top prints the state of the shards every interval until ctx ends. For a shard that does not answer, it prints the
 // error.
 func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
-	f, err := a.fleet(s)
+	f, shards, err := a.connect(s)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	shards, err := a.shards(s, f)
-	if err != nil {
-		return err
-	}
 	for ctx.Err() == nil {
 		status := fleet.Call(ctx, f, shards, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{})
 		groups := fleet.Call(ctx, f, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})

@@ -45,8 +45,8 @@ status is 1.`,
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
 	patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
+		if err := checkGroup(cmd, args[0]); err != nil {
+			return err
 		}
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], nil)
 	}
@@ -104,15 +104,11 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 	if patient.timeout <= 0 {
 		return usagef("--timeout %s is not more than zero", patient.timeout)
 	}
-	f, err := a.fleet(s)
+	f, shards, err := a.connect(s)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	shards, err := a.shards(s, f)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, patient.timeout)
 	defer cancel()
 	said := map[string]string{}

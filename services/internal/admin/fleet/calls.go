@@ -223,9 +223,6 @@ func (f *Fleet) group(ctx context.Context, shard, name string) (*nstancev1.Group
 	return r.GetGroups()[0], nil
 }
 
-// scaleAttempts is the limit of attempts to change a group that other clients change at the same time.
-const scaleAttempts = 5
-
 // ScaleAnswer is the answer to a change of a group's size. PreviousSize is the desired size before the change.
 type ScaleAnswer struct {
 	Answer[*nstancev1.UpsertGroupResponse]
@@ -250,26 +247,19 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size ui
 
 func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes map[string]uint32) []ScaleAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ScaleAnswer) error {
-		var err error
-		size := sizes[shard]
-		for range scaleAttempts {
-			var before *nstancev1.GroupStatus
-			if before, err = f.group(ctx, shard, name); err != nil {
-				return err
-			}
-			if before.GetDeleting() {
-				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
-					"group %q is being deleted", name)
-			}
-			into.Message, err = one(ctx, f, shard, Client.UpsertGroup, &nstancev1.UpsertGroupRequest{Group: name,
-				Patch: sizePatch(size), ExpectedEtag: before.GetEtag(), MustExist: true})
-			if err == nil {
-				into.PreviousSize = proto.Uint32(before.GetSize())
-				return nil
-			}
-			if asError(shard, err).Code != codes.Aborted {
-				return err
-			}
+		before, err := f.group(ctx, shard, name)
+		if err != nil {
+			return err
+		}
+		if before.GetDeleting() {
+			return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
+				"group %q is being deleted", name)
+		}
+		size := int(sizes[shard])
+		into.Message, err = one(ctx, f, shard, Client.UpsertGroup, &nstancev1.UpsertGroupRequest{Group: name,
+			Patch: config.PatchOf(config.GroupSpec{Size: &size}).JSON(), MustExist: true})
+		if err == nil {
+			into.PreviousSize = proto.Uint32(before.GetSize())
 		}
 		return err
 	})
@@ -352,10 +342,4 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 		}
 		return err
 	})
-}
-
-// sizePatch is the patch that changes only the size of a group.
-func sizePatch(size uint32) string {
-	n := int(size)
-	return config.PatchOf(config.GroupSpec{Size: &n}).JSON()
 }

@@ -226,12 +226,9 @@ func TestScaleIsSafe(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()
 	addr, _ := c.Serve(t, "a", api)
-	meddle := 2
 	api.Before = func(method string) error {
-		if method == "UpsertGroup" && meddle > 0 {
-			meddle--
-			api.Groups[0].Etag = fmt.Sprintf("other-%d", meddle)
-			api.Groups[0].MergedJson = `{"vars":{"set":"by another"}}`
+		if method == "UpsertGroup" {
+			api.Groups[0].Etag, api.Groups[0].MergedJson = "other", `{"vars":{"set":"by another"}}`
 		}
 		return nil
 	}
@@ -244,17 +241,10 @@ func TestScaleIsSafe(t *testing.T) {
 		config.ReadSettings(got.Message.GetGroup().GetMergedJson()).Vars["set"] != "by another" {
 		t.Errorf("%+v", got.Message)
 	}
-	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Patch: `{"size":5}`, ExpectedEtag: "other-0",
-		MustExist: true}, api.Upserts[2], protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Patch: `{"size":5}`,
+		MustExist: true}, api.Upserts[0], protocmp.Transform()); diff != "" {
 		t.Error("it asked for more than a size:", diff)
 	}
-
-	meddle = 100
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 ||
-		failed[0].Code != codes.Aborted {
-		t.Error(failed)
-	}
-	meddle = 0
 	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody", 6)); len(failed) != 1 ||
 		failed[0].Code != codes.NotFound {
 		t.Error(failed)

@@ -231,7 +231,8 @@ func TestShapes(t *testing.T) {
 		"configuration:templates.*.arch": plain, "configuration:templates.*.health_checks.*.exec": present,
 		"configuration:certificates.*.dns": leftOut, "dynamic groups:$term": plain, "dynamic groups:*.*.size": plain,
 		"status:errors.*.message": words, "status:lease_left": plain, "status:config_etag": nil, "status:shard": nil,
-		"groups:groups.*.merged.args.*": present, "groups:groups.*.merged.template": plain, "groups:groups.*.spec": present,
+		"groups:groups.*.merged.args.*": present, "groups:groups.*.merged.template": plain,
+		"groups:groups.*.spec": present,
 		"groups:groups.*.etag": nil, "explanations:*.actions.*.reason": words, "events:events.*.at": plain,
 		"lock:heir.id": plain, "lock:marks": nil, "server report:problem": words,
 	} {
