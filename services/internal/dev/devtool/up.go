@@ -51,6 +51,19 @@ func bringUp(ctx context.Context, s settings) error {
 	}); err != nil {
 		return err
 	}
+	if err := startServers(ctx, stack, startProgram); err != nil {
+		return err
+	}
+	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
+		return err
+	}
+	return printAdvice(s.out, stack, identityDir(stack))
+}
+
+// starter starts the program with a given name, unless it runs already.
+type starter func(name string, start func() (*local.Process, error)) error
+
+func startServers(ctx context.Context, stack *local.Stack, startProgram starter) error {
 	for n := 1; n <= servers; n++ {
 		if err := startProgram(local.ServerName(n), func() (*local.Process, error) {
 			p, err := stack.StartServer(ctx, n)
@@ -62,6 +75,11 @@ func bringUp(ctx context.Context, s settings) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// showCluster shows the groups and instances until they are complete, and starts the web page.
+func showCluster(ctx context.Context, out io.Writer, stack *local.Stack, startProgram starter) error {
 	operator, err := connectOperator(ctx, stack)
 	if err != nil {
 		return err
@@ -72,15 +90,12 @@ func bringUp(ctx context.Context, s settings) error {
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
 	}
-	if err := showUntilConverged(ctx, s.out, stack, operator); err != nil {
+	if err := showUntilConverged(ctx, out, stack, operator); err != nil {
 		return err
 	}
-	if err := startProgram(local.Page, func() (*local.Process, error) {
+	return startProgram(local.Page, func() (*local.Process, error) {
 		return stack.StartPage(ctx, identityDir(stack))
-	}); err != nil {
-		return err
-	}
-	return printAdvice(s.out, stack, identityDir(stack))
+	})
 }
 
 func identityDir(stack *local.Stack) string { return filepath.Join(stack.Dir, "operator") }
@@ -97,8 +112,8 @@ func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, 
 	return operator, err
 }
 
-// programStarter returns a function that starts the program with a given name, unless `running` contains the name.
-func programStarter(out io.Writer, running map[string]int) func(string, func() (*local.Process, error)) error {
+// programStarter returns a starter. `running` contains the programs that run already.
+func programStarter(out io.Writer, running map[string]int) starter {
 	return func(name string, start func() (*local.Process, error)) error {
 		return runStep(out, "Starting "+name, func() (string, error) {
 			if pid, ok := running[name]; ok {

@@ -64,39 +64,17 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 	}); err != nil {
 		return err
 	}
-	for n := 1; n <= servers; n++ {
-		if err := startProgram(local.ServerName(n), func() (*local.Process, error) {
-			p, err := stack.StartServer(ctx, n)
-			if err == nil {
-				err = stack.AwaitReady(ctx, p, n)
-			}
-			return p, err
-		}); err != nil {
-			return err
-		}
+	if err := startServers(ctx, stack, startProgram); err != nil {
+		return err
 	}
 	// The first leader makes the cluster's CA. That CA signs the identity of the operator.
 	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
-	identity := filepath.Join(stack.Dir, "operator")
-	operator, err := stack.ConnectAs(ctx, identity)
-	if err != nil {
+	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
 		return err
 	}
-	defer operator.Close()
-	if _, err := operator.Refresh(ctx); err != nil {
-		return err
-	}
-	if err := showUntilConverged(ctx, s.out, stack, operator); err != nil {
-		return err
-	}
-	if err := startProgram(local.Page, func() (*local.Process, error) {
-		return stack.StartPage(ctx, identity)
-	}); err != nil {
-		return err
-	}
-	return printLibvirtAdvice(s, stack, identity)
+	return printLibvirtAdvice(s, stack, identityDir(stack))
 }
 
 // guestVersion is the name of the VM image in the storage pool.
