@@ -84,6 +84,16 @@ func (b *Bundle) add(path, about string, s shape, body []byte) error {
 	return nil
 }
 
+// Shown returns what a bundle shows of a document with the type T in JSON, on one line.
+func Shown[T any](body []byte) string {
+	var b Bundle
+	if AddJSON[T](&b, "", "", body) != nil {
+		return hidden
+	}
+	text, _ := json.Marshal(newRedactor().redact(b.documents[0].shape, b.documents[0].tree)) // of texts and numbers
+	return string(text)
+}
+
 // AddMetrics adds metrics in the text format of Prometheus.
 func (b *Bundle) AddMetrics(path, about, text string) {
 	b.documents = append(b.documents, document{path: path, about: about, metrics: text})

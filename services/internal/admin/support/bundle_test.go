@@ -275,6 +275,14 @@ func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
 	return [][]string{path}
 }
 
+// TestShown checks that the values of variables are not shown.
+func TestShown(t *testing.T) {
+	if got := Shown[config.GroupSpec]([]byte(`{"size": 5, "vars": {"a": "hunter2", "b": null}, "purchase": null}`)); got !=
+		`{"size":5,"vars":{"a":"[redacted]","b":null}}` {
+		t.Error(got)
+	}
+}
+
 // TestMetrics checks that the bundle shows only lines that are metrics.
 func TestMetrics(t *testing.T) {
 	const good = "nstance_group_desired{cluster=\"example\",group=\"workers\",shard=\"us-a\"} 3\n" +

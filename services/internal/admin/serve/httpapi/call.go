@@ -19,6 +19,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/support"
 )
 
 // invoke makes a call of the operator API with the request that the query and the body describe.
@@ -144,7 +145,8 @@ func bounded(m protoreflect.Message, body protoreflect.FieldDescriptor) (err err
 	return err
 }
 
-// detailOf describes a request for the log. It leaves out the values of variables and of the body, which may be secret.
+// detailOf describes a request for the log. It leaves out the values of variables, and what a support bundle hides of
+// the body.
 func detailOf(request proto.Message, body protoreflect.FieldDescriptor) string {
 	m := request.ProtoReflect()
 	parts := []string{strings.TrimSuffix(string(m.Descriptor().Name()), "Request")}
@@ -158,7 +160,7 @@ func detailOf(request proto.Message, body protoreflect.FieldDescriptor) string {
 		switch {
 		case field == body:
 			patch, _ := config.ParsePatch("", []byte(text))
-			text = strings.Join(patch.Fields(), ",")
+			text = strings.Join(patch.Fields(), ",") + " " + support.Shown[config.GroupSpec]([]byte(text))
 		case field.IsMap():
 			var names []string
 			value.Map().Range(func(key protoreflect.MapKey, _ protoreflect.Value) bool {

@@ -253,7 +253,8 @@ func TestTokens(t *testing.T) {
 			t.Error(got, body)
 		}
 		if log := x.log.String(); !strings.Contains(log, "who="+name) ||
-			!strings.Contains(log, "UpsertGroup group=workers") || strings.Contains(log, token) {
+			!strings.Contains(log, `UpsertGroup group=workers must_exist=true patch=size {\"size\":5}`) ||
+			strings.Contains(log, token) {
 			t.Error(log)
 		}
 	}
