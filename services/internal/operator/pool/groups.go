@@ -232,7 +232,11 @@ func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v
 func outcomeAfter(in groupInput, mirror *nstancev1.GroupStatus, did callResult) outcome {
 	switch {
 	case did.call.upsert != nil && did.err == nil:
-		return outcome{at: in.now, before: mirror, after: did.group}
+		last := outcome{at: in.now, before: mirror, after: did.group}
+		if len(did.call.chosen) == 0 && settingsOf(in.known) == settingsOf(did.group) {
+			last.vain, last.settings = did.call.upsert, settingsOf(did.group)
+		}
+		return last
 	case did.call.upsert != nil && isRefusal(did.err):
 		last := in.last
 		last.upsert, last.refused, last.at = did.call.upsert, statusMessage(did.err), in.now

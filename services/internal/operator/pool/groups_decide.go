@@ -68,6 +68,10 @@ type outcome struct {
 	refused string
 	// after is the shard's answer to the last call about the group. before is what the mirror showed before that call.
 	before, after *nstancev1.GroupStatus
+	// vain is the newest request that changed nothing, although the shard accepted it: a newer server has a setting that
+	// the operator cannot read, and spells its value otherwise. settings are the group's settings then.
+	vain     *nstancev1.UpsertGroupRequest
+	settings string
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
 }
@@ -106,6 +110,9 @@ func decideCall(in groupInput) shardCall {
 				return shardCall{refused: in.last.refused, again: left}
 			}
 		}
+		if upsert != nil && proto.Equal(upsert, in.last.vain) && settingsOf(in.known) == in.last.settings {
+			return shardCall{}
+		}
 		return shardCall{upsert: upsert, chosen: instancesToRemove(in, upsert)}
 	case in.wanted || !controllerutil.ContainsFinalizer(in.group, v1beta1.ShardGroupFinalizer):
 		return shardCall{}
@@ -118,6 +125,9 @@ func decideCall(in groupInput) shardCall {
 	}
 	return shardCall{remove: true}
 }
+
+// settingsOf returns a text that is the same for two statuses with the same settings.
+func settingsOf(g *nstancev1.GroupStatus) string { return g.GetSpecJson() + "\n" + g.GetMergedJson() }
 
 // sizeRefused is the reason for refusing a spec.config that has a size.
 const sizeRefused = "config.size: the replicas of the MachinePool set the size: remove it"

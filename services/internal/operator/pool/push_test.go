@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/ptr"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
@@ -109,6 +111,53 @@ func TestPush(t *testing.T) {
 		if got.GetPatch() != test.push || got != nil && got.GetGroup() != "g" {
 			t.Errorf("%s: %v, want the patch %s", name, got, test.push)
 		}
+	}
+}
+
+// TestVainPushIsNotRepeated checks that a request that changed nothing on the server is repeated only after the spec or
+// the group has changed. A newer server has a setting here that the operator cannot read.
+func TestVainPushIsNotRepeated(t *testing.T) {
+	group := func(merged string) *statusT {
+		return &statusT{Group: "g", Size: 2, SpecJson: `{"template":"t","size":2,"pace":"1m"}`, MergedJson: merged}
+	}
+	in := baseGroup(func(in *groupInput) {
+		in.group.Spec.Config, in.known = jsonOf(`{"template":"t","pace":"60s"}`), group(`{"pace":"1m"}`)
+	})
+	push := func(answer *statusT) string {
+		call := decideCall(in)
+		if call.upsert != nil {
+			in.last = outcomeAfter(in, in.known, callResult{call: call, group: answer})
+			in.known = answer
+		}
+		return call.upsert.GetPatch()
+	}
+	const patch = `{"pace":"60s"}`
+	if got := push(group(`{"pace":"1m"}`)); got != patch {
+		t.Errorf("first push: %q", got)
+	}
+	for range 2 {
+		if got := push(nil); got != "" {
+			t.Errorf("repeated: %q", got)
+		}
+		if plan := decideGroup(in, callResult{}); len(plan.conditions) == 0 ||
+			!meta.IsStatusConditionTrue(plan.conditions, v1beta1.ConfigValidCondition) {
+			t.Errorf("conditions %v", plan.conditions)
+		}
+		in.now = in.now.Add(time.Hour)
+	}
+	in.known = group(`{"pace":"2m"}`)
+	if got := push(group(`{"pace":"1m"}`)); got != patch {
+		t.Errorf("after a change of the group: %q", got)
+	}
+	if got := push(group(`{"pace":"1m"}`)); got != patch {
+		t.Errorf("after a push that had an effect: %q", got)
+	}
+	if got := push(nil); got != "" {
+		t.Errorf("repeated: %q", got)
+	}
+	in.group.Spec.Config = jsonOf(`{"template":"t","pace":"61s"}`)
+	if got := push(group(`{"pace":"61s"}`)); got != `{"pace":"61s"}` {
+		t.Errorf("after a change of the spec: %q", got)
 	}
 }
 
