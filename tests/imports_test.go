@@ -430,8 +430,7 @@ func cloudPlaces() []string {
 		// These folders and files list the clouds, or the kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/store/keyring/all/", "services/store/objstore/open/",
 		"services/store/secretstore/open/", "services/internal/agent/notice/clouds.go",
-		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
-		"services/cmd/nstance-admin/main.go",
+		"services/cmd/nstance-server/main.go", "services/cmd/nstance-admin/main.go",
 		// Kinds of secrets store.
 		"services/store/secretstore/aws/", "services/store/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.
@@ -441,7 +440,6 @@ func cloudPlaces() []string {
 	for _, block := range all.Blocks() {
 		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/server/infra/"+block.Name+"/",
 			"services/store/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
-			"services/internal/operator/capacity/"+block.Name+".go",
 			"terraform-provider-nstance/internal/client/machinegroup/"+block.Name+"/")
 		for _, store := range block.ObjectStores {
 			places = append(places, "services/store/objstore/"+store.Name+"/")

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -60,7 +59,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 	if err := newOrphanReconciler(r).setup(mgr); err != nil {
 		return err
 	}
-	t := &templateReconciler{Scope: s, types: capacity.Source{Now: s.Now}}
+	t := &templateReconciler{Scope: s, types: shards.Types{Now: s.Now}}
 	err = s.NewController(mgr, "nstancemachinetemplate", 1).
 		For(&v1beta1.NstanceMachineTemplate{}).
 		WatchesRawSource(shards.Source(s.Shards, t.requestsForChange)).

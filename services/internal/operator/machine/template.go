@@ -14,7 +14,6 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -23,7 +22,7 @@ import (
 // autoscaler needs the capacity to scale from zero.
 type templateReconciler struct {
 	scope.Scope
-	types capacity.Source
+	types shards.Types
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -76,11 +75,10 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 	}
 	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 	t.Status.ObservedGeneration = t.Generation
-	instanceType, shard := r.instanceType(t.Spec.Template.Spec)
-	switch {
-	case instanceType == "":
-		// No shard has reported the instance type, perhaps because no shard can be reached. Keep the capacity that the
-		// status already has.
+	capacity, known := r.capacity(ctx, t.Spec.Template.Spec)
+	if !known {
+		// No shard has reported the capacity, perhaps because no shard can be reached. Keep the capacity that the status
+		// already has.
 		if t.Status.Capacity == nil {
 			text := "no shard has reported the instance type of group " + t.Spec.Template.Spec.GroupRef.Name
 			if silent := r.silentShards(t.Spec.Template.Spec.Shard); silent != "" {
@@ -89,27 +87,25 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, text)
 		}
 		return
-	case shard == nil:
-		t.Status.Capacity = capacity.Of(instanceType)
-	default:
-		t.Status.Capacity = r.types.Of(ctx, shard, instanceType)
 	}
+	t.Status.Capacity = capacity
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// instanceType returns the template's instance type. If the template sets none, it returns the type of the template's
-// group. It also returns a shard that has the group, or nil if no such shard is known.
-func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) (string, shards.Shard) {
+// capacity returns the capacity of the template's instance type. If the template sets none, it is the type of the
+// template's group. known is false if no shard with the group has answered.
+func (r *templateReconciler) capacity(ctx context.Context, spec v1beta1.NstanceMachineSpec) (_ corev1.ResourceList,
+	known bool) {
 	for _, s := range r.Shards.All() {
 		g, ok := s.Group(spec.GroupRef.Name)
 		if !ok || spec.Shard != "" && spec.Shard != s.ID() {
 			continue
 		}
 		if of := cmp.Or(spec.InstanceType, config.ReadSettings(g.GetMergedJson()).InstanceType); of != "" {
-			return of, s
+			return r.types.Capacity(ctx, s, of)
 		}
 	}
-	return spec.InstanceType, nil
+	return nil, false
 }
 
 func (r *templateReconciler) requestsForChange(c shards.Change) (requests []reconcile.Request) {

@@ -10,7 +10,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -19,7 +18,7 @@ func TestTemplateCapacity(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		op.shards.Of(id).SetType("x9.huge", 448, 1<<20)
 	}
-	r := &templateReconciler{Scope: op.rec.Scope, types: capacity.Source{Now: op.rec.Now}}
+	r := &templateReconciler{Scope: op.rec.Scope, types: shards.Types{Now: op.rec.Now}}
 	for name, c := range map[string]struct {
 		spec      v1beta1.NstanceMachineSpec
 		cpus      string

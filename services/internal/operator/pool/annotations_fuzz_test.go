@@ -5,22 +5,23 @@ import (
 	"maps"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
 // FuzzCapacityAnnotation checks that the operator keeps annotations that a user wrote, and that its own annotations are
 // correct. Writing them a second time must change nothing.
 func FuzzCapacityAnnotation(f *testing.F) {
-	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", "m5.large")
-	f.Add(`{"cpu":"2"}`, "4", "", "m5.large")
-	f.Add(`null`, "", "", "")
-	f.Add(`{"cpu":2}`, "2", "x", "t3.micro")
-	f.Add(`{"cpu":""}`, "", "\x00", "none")
-	f.Fuzz(func(t *testing.T, wrote, cpu, memory, instanceType string) {
+	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", true, int64(2))
+	f.Add(`{"cpu":"2"}`, "4", "", true, int64(2))
+	f.Add(`null`, "", "", false, int64(0))
+	f.Add(`{"cpu":2}`, "2", "x", true, int64(1))
+	f.Add(`{"cpu":""}`, "", "\x00", false, int64(0))
+	f.Fuzz(func(t *testing.T, wrote, cpu, memory string, known bool, cpus int64) {
 		mp := &clusterv1.MachinePool{}
 		for name, value := range map[string]string{v1beta1.CapacityAnnotation: wrote, cpuAnnotation: cpu,
 			memoryAnnotation: memory} {
@@ -33,7 +34,11 @@ func FuzzCapacityAnnotation(f *testing.F) {
 		if json.Unmarshal([]byte(wrote), &ours) != nil {
 			ours = nil
 		}
-		offer := capacity.Of(instanceType)
+		var offer corev1.ResourceList
+		if known {
+			offer = corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(cpus, resource.DecimalSI),
+				corev1.ResourceMemory: *resource.NewQuantity(8<<30, resource.BinarySI)}
+		}
 		annotateCapacity(mp, offer)
 		for annotation, name := range map[string]string{cpuAnnotation: "cpu", memoryAnnotation: "memory"} {
 			have, there := before[annotation]

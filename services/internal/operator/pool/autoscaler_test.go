@@ -124,8 +124,8 @@ func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 	}
 }
 
-// TestCapacityComesFromTheProvider checks that the autoscaler's annotations come from the shard's provider. For types
-// that the provider does not know, they come from the table in package capacity.
+// TestCapacityComesFromTheProvider checks that the autoscaler's annotations come from the shard's provider, and that
+// there are none for types that the provider does not know.
 func TestCapacityComesFromTheProvider(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	for _, id := range []string{"a", "b"} {

@@ -514,18 +514,25 @@ func TestCapacity(t *testing.T) {
 	config := func(text string) func(*v1beta1.NstanceShardGroup) {
 		return func(g *v1beta1.NstanceShardGroup) {
 			g.Status.Config = mergedConfig(&statusT{MergedJson: `{"instance_type":"` + text + `"}`})
+			if memory := map[string]string{"m5.large": "8Gi", "m6i.large": "8Gi", "c5.large": "4Gi"}[text]; memory != "" {
+				g.Status.Capacity = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"),
+					corev1.ResourceMemory: resource.MustParse(memory)}
+			}
 		}
 	}
-	own := basePool(1, "a").with("a", 1, "p", config("m5.large"))
-	own.pool.Spec.Config = jsonOf(`{"instance_type":"c5.xlarge"}`)
+	own, changed := basePool(1, "a").with("a", 1, "p", config("m5.large")), basePool(1, "a").with("a", 1, "p",
+		config("m5.large"))
+	own.pool.Spec.Config = jsonOf(`{"instance_type":"m5.large"}`)
+	changed.pool.Spec.Config = jsonOf(`{"instance_type":"c5.xlarge"}`)
 	for name, test := range map[string]struct {
 		in   poolInput
 		want string
 	}{
-		"set by the pool": {own, "4 8Gi"},
-		"from the server": {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
-		"unknown type":    {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
-		"no type":         {basePool(1, "a").with("a", 1, "p", nil), ""},
+		"set by the pool":     {own, "2 8Gi"},
+		"changed by the pool": {changed, ""},
+		"from the server":     {basePool(1, "a").with("a", 1, "p", config("m5.large")), "2 8Gi"},
+		"unknown type":        {basePool(1, "a").with("a", 1, "p", config("px-1")), ""},
+		"no type":             {basePool(1, "a").with("a", 1, "p", nil), ""},
 		"equal on both shards": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",
 			config("m6i.large")), "2 8Gi"},
 		"different on two shards": {basePool(1, "a", "b").with("a", 1, "p", config("m5.large")).with("b", 1, "p",

@@ -19,7 +19,6 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
@@ -29,14 +28,14 @@ import (
 type groupReconciler struct {
 	pools
 	gate  callGate
-	types capacity.Source
+	types shards.Types
 
 	mu       sync.Mutex
 	outcomes map[string]outcome // by the name of the shard group
 }
 
 func newGroupReconciler(p pools) *groupReconciler {
-	return &groupReconciler{pools: p, types: capacity.Source{Now: p.Now}, outcomes: map[string]outcome{}}
+	return &groupReconciler{pools: p, types: shards.Types{Now: p.Now}, outcomes: map[string]outcome{}}
 }
 
 func (r *groupReconciler) setup(b *ctrl.Builder) error {
@@ -140,7 +139,12 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	if in.last.after != nil && in.last.before == mirror && in.now.Sub(in.last.at) < answerHolds {
 		in.known = in.last.after
 	}
-	in.capacity = r.types.Of(ctx, shard, config.ReadSettings(in.known.GetMergedJson()).InstanceType)
+	instanceType := config.ReadSettings(in.known.GetMergedJson()).InstanceType
+	capacity, known := r.types.Capacity(ctx, shard, instanceType)
+	if !known && instanceType == instanceTypeOf(group.Status.Config) {
+		capacity = group.Status.Capacity // an earlier answer
+	}
+	in.capacity = capacity
 	return in, mirror, nil
 }
 

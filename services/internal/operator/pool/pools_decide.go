@@ -16,8 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
 // maxInstances is the largest number of instances that a shard accepts for one group.
@@ -441,23 +439,19 @@ const (
 
 // setCapacity sets the capacity of one instance, if it is known and the same on all shards.
 func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
-	want, _ := configTree(plan.pool.Spec.Config)["instance_type"].(string)
+	want := instanceTypeOf(plan.pool.Spec.Config)
 	var offers []corev1.ResourceList
 	for _, g := range groups {
-		var settings config.GroupSpec
-		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &settings) != nil ||
-			settings.InstanceType == "" {
+		has := instanceTypeOf(g.Status.Config)
+		if has == "" {
 			continue
 		}
 		offer := g.Status.Capacity
 		// The shard's status still shows the earlier instance type if the pool's instance type has just changed.
-		if want != "" && want != settings.InstanceType || offer == nil {
-			offer = capacity.Of(cmp.Or(want, settings.InstanceType))
+		if want != "" && want != has {
+			offer = nil
 		}
 		offers = append(offers, offer)
-	}
-	if len(offers) == 0 && want != "" {
-		offers = append(offers, capacity.Of(want))
 	}
 	var offer corev1.ResourceList
 	for i, one := range offers {

@@ -19,6 +19,12 @@ func configTree(settings *apiextensionsv1.JSON) map[string]any {
 	return config.MergePatch(map[string]any{}, parseTree(string(settings.Raw)))
 }
 
+// instanceTypeOf returns the instance type in settings, "" if there is none.
+func instanceTypeOf(settings *apiextensionsv1.JSON) string {
+	text, _ := configTree(settings)["instance_type"].(string)
+	return text
+}
+
 // treeConfig is the inverse of [configTree]. It returns nil if there are no settings.
 func treeConfig(settings map[string]any) *apiextensionsv1.JSON {
 	if len(settings) == 0 {

@@ -67,13 +67,10 @@ func (s *Shard) HoldDrains() {
 	s.holdDrains = true
 }
 
-// SetType adds an instance type to those that the shard's provider knows.
+// SetType adds an instance type to those that the shard's provider knows: m5.large and c5.xlarge.
 func (s *Shard) SetType(name string, cpus uint32, memoryMiB uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.types == nil {
-		s.types = map[string]*nstancev1.GetInstanceTypeResponse{}
-	}
 	s.types[name] = &nstancev1.GetInstanceTypeResponse{Cpus: cpus, MemoryMib: memoryMiB}
 }
 

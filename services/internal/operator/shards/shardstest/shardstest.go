@@ -41,8 +41,10 @@ func (s *Set) Add(id string) *Shard {
 	shard := &Shard{id: id, set: s, groups: map[string]*nstancev1.GroupStatus{},
 		static: map[string]*nstancev1.GroupStatus{}, own: map[string]config.GroupSpec{},
 		instances: map[string]*nstancev1.InstanceStatus{}, drains: map[string]shards.Drain{},
-		decremented: map[string]bool{},
-		state:       shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
+		decremented: map[string]bool{}, types: map[string]*nstancev1.GetInstanceTypeResponse{},
+		state: shards.State{Reachable: true, Synced: true, Zone: id, Region: "test"}}
+	shard.SetType("m5.large", 2, 8<<10)
+	shard.SetType("c5.xlarge", 4, 8<<10)
 	s.mu.Lock()
 	s.shards[id] = shard
 	s.mu.Unlock()
