@@ -198,6 +198,9 @@ func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, problems *s
 		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust,
 		Options: workloadOptions(mgr), Problems: problems, Log: log,
 	}, func(workload kubecluster.Cluster) error {
+		if err := scope.NodeByProviderID.Add(workload.GetFieldIndexer()); err != nil {
+			return err
+		}
 		if err := drain.Setup(mgr, s, workload); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}

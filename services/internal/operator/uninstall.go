@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -118,10 +119,7 @@ func deleteCluster(ctx context.Context, c client.Client, key client.ObjectKey, s
 	}
 	if len(skip) > 0 {
 		next := cluster.DeepCopy()
-		if next.Annotations == nil {
-			next.Annotations = map[string]string{}
-		}
-		next.Annotations[v1beta1.SkipShardsAnnotation] = strings.Join(skip, ",")
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, v1beta1.SkipShardsAnnotation, strings.Join(skip, ","))
 		if err := c.Patch(ctx, next, client.MergeFrom(cluster)); err != nil {
 			return fmt.Errorf("annotate Cluster %s: %w", key, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,13 +35,12 @@ func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *cluste
 		scope.SetCondition(&infra.Status.Conditions, infra.Generation, r.Now(), kind, is, reason, message)
 	}
 	_, annotated := infra.Annotations[clusterv1.PausedAnnotation]
-	if cluster.Spec.Paused != nil && *cluster.Spec.Paused || annotated {
+	if ptr.Deref(cluster.Spec.Paused, false) || annotated {
 		set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "")
 		return
 	}
 	set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
-	provisioned := true
-	infra.Status.Initialization.Provisioned = &provisioned
+	infra.Status.Initialization.Provisioned = ptr.To(true)
 	infra.Status.ObservedGeneration = infra.Generation
 	infra.Status.FailureDomains = r.failureDomains(infra.Status.FailureDomains)
 	waits, failing := r.silentShards()
@@ -66,7 +66,7 @@ func (r *reconciler) silentShards() (message string, failing bool) {
 	for _, shard := range r.Shards.All() {
 		state := shard.State()
 		switch {
-		case state.Reachable && state.Synced:
+		case state.Answers():
 			continue
 		case state.Reachable:
 			list = append(list, shard.ID()+" (its groups are being read)")
@@ -130,8 +130,7 @@ func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Clu
 		return nil
 	}
 	before := cluster.DeepCopy()
-	initialized := true
-	cluster.Status.Initialization.ControlPlaneInitialized = &initialized
+	cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
 	meta.SetStatusCondition(&cluster.Status.Conditions,
 		metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
 			Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})

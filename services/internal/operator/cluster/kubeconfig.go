@@ -23,6 +23,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (
@@ -97,12 +98,8 @@ func (k *kubeconfigKeeper) run(ctx context.Context) error {
 			failures++
 			wait = reconnect.Backoff(2*time.Second, recheck, failures)
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if tasks.Sleep(ctx, wait) != nil {
 			return nil
-		case <-timer.C:
 		}
 	}
 }
@@ -188,10 +185,7 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.
 	if err != nil {
 		return err
 	}
-	if secret.Labels == nil {
-		secret.Labels = map[string]string{}
-	}
-	secret.Labels[clusterv1.ClusterNameLabel] = k.objectKey().Name
+	metav1.SetMetaDataLabel(&secret.ObjectMeta, clusterv1.ClusterNameLabel, k.objectKey().Name)
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}

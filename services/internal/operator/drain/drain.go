@@ -16,11 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
@@ -33,35 +31,10 @@ import (
 // parallel is the number of Nodes drained at a time. Earlier deadlines come first.
 const parallel = 16
 
-const (
-	// nodeByProviderID is the name of the cache's index of Nodes.
-	nodeByProviderID = "spec.providerID"
-	// machineByInstance is the name of the cache's index of NstanceMachines.
-	machineByInstance = "nstance.dev/drain.instance"
-)
-
-func indexMachine(object client.Object) []string {
-	return []string{object.(*v1beta1.NstanceMachine).Spec.InstanceID}
-}
-
 // Setup adds the coordinator, which drains and removes Nodes while this process is the leader. workload is the cluster
-// with the Nodes. If the Nodes are in the manager's own cluster, workload is mgr.
+// with the Nodes. If the Nodes are in the manager's own cluster, workload is mgr. The caches must have the indexes
+// [scope.MachineByInstance] and [scope.NodeByProviderID].
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
-	err := workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID,
-		func(object client.Object) []string {
-			if id := object.(*corev1.Node).Spec.ProviderID; id != "" {
-				return []string{id}
-			}
-			return nil
-		})
-	if err != nil {
-		return fmt.Errorf("index of Nodes: %w", err)
-	}
-	err = mgr.GetFieldIndexer().IndexField(context.Background(), &v1beta1.NstanceMachine{}, machineByInstance,
-		indexMachine)
-	if err != nil {
-		return fmt.Errorf("index of NstanceMachines: %w", err)
-	}
 	kube, err := kubernetes.NewForConfigAndClient(workload.GetConfig(), workload.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("client of the workload cluster: %w", err)

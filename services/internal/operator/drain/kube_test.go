@@ -82,12 +82,8 @@ func (kube *testKubernetes) start() {
 	kube.mustSucceed(clientgoscheme.AddToScheme(scheme), v1beta1.AddToScheme(scheme))
 	c, err := cluster.New(kube.kube.Config, func(o *cluster.Options) { o.Scheme = scheme })
 	kube.mustSucceed(err)
-	kube.mustSucceed(c.GetFieldIndexer().IndexField(kube.Context(), &corev1.Node{}, nodeByProviderID,
-		func(o client.Object) []string {
-			return []string{o.(*corev1.Node).Spec.ProviderID}
-		}))
-	kube.mustSucceed(c.GetFieldIndexer().IndexField(kube.Context(), &v1beta1.NstanceMachine{}, machineByInstance,
-		indexMachine))
+	kube.mustSucceed(scope.NodeByProviderID.Add(c.GetFieldIndexer()))
+	kube.mustSucceed(scope.MachineByInstance.Add(c.GetFieldIndexer()))
 	kube.cached = c.GetClient()
 	clientset, err := kubernetes.NewForConfig(c.GetConfig())
 	kube.mustSucceed(err)

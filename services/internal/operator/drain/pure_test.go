@@ -14,6 +14,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -169,7 +170,7 @@ func TestJoinNamesAndTruncate(t *testing.T) {
 	if got := joinNames(many); len(got) > 700 || !strings.HasSuffix(got, "more") {
 		t.Errorf("%d bytes: %s", len(got), got)
 	}
-	if got := truncate(strings.Repeat("ä", 1000)); len(got) > 720 || !strings.HasSuffix(got, " ...") {
+	if got := scope.Truncate(strings.Repeat("ä", 1000)); len(got) > 920 || !strings.HasSuffix(got, " ...") {
 		t.Errorf("%d bytes", len(got))
 	}
 }

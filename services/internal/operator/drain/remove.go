@@ -149,8 +149,8 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[string]bool) {
 	live, dead, synced = map[string]key{}, map[string]key{}, map[string]bool{}
 	for _, shard := range c.Shards.All() {
-		state, id := shard.State(), shard.ID()
-		synced[id] = state.Reachable && state.Synced
+		id := shard.ID()
+		synced[id] = shard.State().Answers()
 		for _, i := range shard.Instances("") {
 			if p := i.GetProviderId(); p != "" {
 				live[p] = key{id, i.GetInstanceId()}

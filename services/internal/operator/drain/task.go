@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -181,7 +181,7 @@ func (t *task) evacuate(ctx context.Context) result {
 	t.log.Info("drain started", "nodes", nodeNames(nodes), "reason", d.Reason, "deadline", d.Deadline)
 	t.recordEvents(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason,
 		"draining before the deletion of instance %s (%s)",
-		t.instance, truncate(d.Reason))
+		t.instance, scope.Truncate(d.Reason))
 	holding := false
 	defer func() {
 		if holding {
@@ -211,7 +211,7 @@ func (t *task) evacuate(ctx context.Context) result {
 			reported = err.Error()
 			t.log.Warn("drain failed; trying again", "error", err)
 			t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainFailedReason, "drain failed; trying again: %s",
-				truncate(reported))
+				scope.Truncate(reported))
 		}
 		if tasks.Sleep(ctx, retry) != nil {
 			return t.resultOfStopped(context.Cause(ctx), nodes, err)
@@ -240,7 +240,7 @@ func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) resul
 		}
 		t.log.Warn("drain incomplete at the deadline", "error", last)
 		t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
-			"drain incomplete at the deadline; instance %s will be deleted: %s", t.instance, truncate(last.Error()))
+			"drain incomplete at the deadline; instance %s will be deleted: %s", t.instance, scope.Truncate(last.Error()))
 		return failed
 	}
 	t.log.Warn("drain incomplete at the deadline", "pods", left)
@@ -272,7 +272,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 				t.log.Warn("failed to acknowledge the drain; trying again", "error", err)
 				t.recordEvents(nil, corev1.EventTypeWarning, v1beta1.WaitingForShardReason,
 					"the drain has ended, but shard %s cannot be told; trying again: %s", t.shard,
-					truncate(err.Error()))
+					scope.Truncate(err.Error()))
 			}
 		}
 		if tasks.Sleep(ctx, retry) != nil {
@@ -288,7 +288,7 @@ func (t *task) nodesOf(ctx context.Context, providerID string) ([]corev1.Node, e
 		return nil, nil
 	}
 	var list corev1.NodeList
-	if err := t.nodes.List(ctx, &list, client.MatchingFields{nodeByProviderID: providerID}); err != nil {
+	if err := t.nodes.List(ctx, &list, client.MatchingFields{scope.NodeByProviderID.Field: providerID}); err != nil {
 		return nil, fmt.Errorf("find the Node: %w", err)
 	}
 	return list.Items, nil
@@ -301,7 +301,7 @@ func (t *task) recordEvents(nodes []corev1.Node, kind, reason, format string, ar
 	}
 	var machines v1beta1.NstanceMachineList
 	if err := t.Client.List(context.Background(), &machines, client.InNamespace(t.Namespace),
-		client.MatchingFields{machineByInstance: t.instance}); err != nil {
+		client.MatchingFields{scope.MachineByInstance.Field: t.instance}); err != nil {
 		t.log.Warn("failed to list machines", "error", err)
 		return
 	}
@@ -315,15 +315,6 @@ func nodeNames(nodes []corev1.Node) (out []string) {
 		out = append(out, nodes[i].Name)
 	}
 	return out
-}
-
-// truncate shortens a string for an event. The note of an event is limited to 1024 bytes.
-func truncate(s string) string {
-	const limit = 700
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + " ..."
-	}
-	return s
 }
 
 // joinNames joins as many names as fit into an event.

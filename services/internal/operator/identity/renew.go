@@ -10,6 +10,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (
@@ -41,10 +42,8 @@ func (k *Keeper) Await(ctx context.Context, shards func() map[string]string) err
 			k.Log.Error("the operator has no identity; trying again", "error", err)
 		}
 		failures++
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(reconnect.Backoff(firstWait, lastWait, failures)):
+		if err := tasks.Sleep(ctx, reconnect.Backoff(firstWait, lastWait, failures)); err != nil {
+			return err
 		}
 	}
 }
@@ -59,12 +58,8 @@ type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.Operat
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	last := ""
 	for {
-		timer := time.NewTimer(checkInterval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if tasks.Sleep(ctx, checkInterval) != nil {
 			return nil
-		case <-timer.C:
 		}
 		k.refreshTrust(ctx)
 		if err := k.checkSecrets(ctx); ctx.Err() == nil {

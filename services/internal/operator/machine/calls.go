@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +9,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // fault is the reason why a call failed, and the time until the call is repeated.
@@ -28,17 +28,11 @@ const (
 	retryRefused = 10 * time.Minute
 	// creationDoubt is how long a server may still process a CreateInstance call after its answer was lost.
 	creationDoubt = 15 * time.Second
-	// maxText is the largest number of bytes of a server's message that the operator keeps. The note of an event is
-	// limited to 1024 bytes.
-	maxText = 900
 )
 
 // faultOf converts the error of a call to a fault. It returns nil if the error means that the instance does not exist.
 func faultOf(s step, err error) *fault {
-	code, text := status.Code(err), status.Convert(err).Message()
-	if len(text) > maxText {
-		text = strings.ToValidUTF8(text[:maxText], "") + " ..."
-	}
+	code, text := status.Code(err), scope.Truncate(status.Convert(err).Message())
 	switch {
 	case s != stepCreate && (code == codes.NotFound || code == codes.InvalidArgument):
 		// An instance whose ID the server refuses cannot exist.

@@ -10,7 +10,6 @@
 package machine
 
 import (
-	"context"
 	"fmt"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -35,12 +34,13 @@ import (
 // parallel is the number of machines reconciled at a time. It is high because a reconciliation may wait for a server.
 const parallel = 16
 
-// Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and their indexes.
+// Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and their indexes, among
+// them [scope.MachineByInstance].
 func Setup(mgr ctrl.Manager, s scope.Scope) error {
 	s = s.From(mgr, "nstance-machine")
 	for _, i := range indexes {
-		if err := mgr.GetFieldIndexer().IndexField(context.Background(), i.object, i.field, i.values); err != nil {
-			return fmt.Errorf("index %s: %w", i.field, err)
+		if err := i.Add(mgr.GetFieldIndexer()); err != nil {
+			return err
 		}
 	}
 	r := &Reconciler{Scope: s}

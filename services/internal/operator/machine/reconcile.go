@@ -218,10 +218,7 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
 			// Store the name of the cluster in a label. The Machine contains the name too, but the Machine may be
 			// deleted before the NstanceMachine.
-			if m.Labels == nil {
-				m.Labels = map[string]string{}
-			}
-			m.Labels[clusterv1.ClusterNameLabel] = r.ClusterName()
+			metav1.SetMetaDataLabel(&m.ObjectMeta, clusterv1.ClusterNameLabel, r.ClusterName())
 		}
 		m.Spec.Shard = d.shard
 		if m.Spec.InstanceID == "" {
@@ -235,8 +232,7 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	if d.providerID != "" {
 		m.Spec.ProviderID = d.providerID
 	}
-	if err := r.Client.Patch(ctx, m, client.MergeFromWithOptions(v.machine,
-		client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.PatchLocked(ctx, v.machine, m); err != nil {
 		return fmt.Errorf("store the machine: %w", err)
 	}
 	v.machine = m
@@ -313,13 +309,10 @@ func (r *Reconciler) deleteDiscarded(ctx context.Context, v view, s step) error 
 // block the Machine forever, although the instance is gone.
 func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) error {
 	next := owner.DeepCopy()
-	if next.Annotations == nil {
-		next.Annotations = map[string]string{}
-	}
 	for _, a := range []string{clusterv1.ExcludeNodeDrainingAnnotation,
 		clusterv1.ExcludeWaitForNodeVolumeDetachAnnotation} {
 		if _, ok := next.Annotations[a]; !ok {
-			next.Annotations[a] = "true"
+			metav1.SetMetaDataAnnotation(&next.ObjectMeta, a, "true")
 		}
 	}
 	if err := r.Patch(ctx, owner, next); client.IgnoreNotFound(err) != nil {

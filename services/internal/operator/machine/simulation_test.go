@@ -85,7 +85,7 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 		&v1beta1.NstanceMachineTemplate{})
 	b = b.WithObjects(managedCluster())
 	for _, i := range indexes {
-		b = b.WithIndex(i.object, i.field, i.values)
+		b = b.WithIndex(i.Object, i.Field, i.Values)
 	}
 	op.client = b.WithInterceptorFuncs(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,

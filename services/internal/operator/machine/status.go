@@ -1,6 +1,9 @@
 package machine
 
 import (
+	"cmp"
+
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -33,9 +36,8 @@ func (v *view) updateStatus(d *decision, i *nstancev1.InstanceStatus) {
 	// A registered instance has booted, even if the provider last reported "pending": the provider is asked only every
 	// few minutes.
 	running := i.GetProviderState() == "running" || i.GetProviderState() == "pending" && s.State == "registered"
-	if provider != "" && running && (s.Initialization.Provisioned == nil || !*s.Initialization.Provisioned) {
-		yes := true
-		s.Initialization.Provisioned = &yes
+	if provider != "" && running {
+		s.Initialization.Provisioned = ptr.To(true)
 	}
 	// After a change of the leader, the health is "unknown" until the agent reports to the new leader. During this
 	// time, a ready instance stays ready.
@@ -48,18 +50,11 @@ func (v *view) updateStatus(d *decision, i *nstancev1.InstanceStatus) {
 		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
 	case s.State != "registered" || !running:
 		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForInstanceReason, "the instance is "+s.State+
-			", its VM is "+orUnknown(i.GetProviderState()))
+			", its VM is "+cmp.Or(i.GetProviderState(), "unknown"))
 	default:
 		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "the instance is "+
-			orUnknown(i.GetHealth()))
+			cmp.Or(i.GetHealth(), "unknown"))
 	}
-}
-
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
 }
 
 // addressesOf returns the instance's host name and private addresses. External addresses are not known.

@@ -3,7 +3,6 @@ package machine
 import (
 	"cmp"
 	"context"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -52,18 +51,6 @@ func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request
 	return ctrl.Result{}, nil
 }
 
-// silentShards returns the IDs of the shards that do not answer, separated by commas. If only is not empty, it
-// considers only the shard with this ID.
-func (r *templateReconciler) silentShards(only string) string {
-	var ids []string
-	for _, s := range r.Shards.All() {
-		if state := s.State(); !(state.Reachable && state.Synced) && (only == "" || only == s.ID()) {
-			ids = append(ids, s.ID())
-		}
-	}
-	return strings.Join(ids, ", ")
-}
-
 func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.NstanceMachineTemplate, paused bool) {
 	set := func(condition string, is bool, reason, message string) {
 		scope.SetCondition(&t.Status.Conditions, t.Generation, r.Now(), condition, is, reason, message)
@@ -81,7 +68,7 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 		// already has.
 		if t.Status.Capacity == nil {
 			text := "no shard has reported the instance type of group " + t.Spec.Template.Spec.GroupRef.Name
-			if silent := r.silentShards(t.Spec.Template.Spec.Shard); silent != "" {
+			if silent := shards.Silent(r.Shards, t.Spec.Template.Spec.Shard); silent != "" {
 				text += ": waiting for " + silent
 			}
 			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, text)

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -16,20 +17,14 @@ import (
 const (
 	machineByInfrastructure = "nstance.dev/machine.infrastructure"
 	byShard                 = "nstance.dev/machine.shard"
-	byInstance              = "nstance.dev/machine.instance"
 	byWaitingGroup          = "nstance.dev/machine.waiting-group"
 	byPool                  = "nstance.dev/machine.pool"
 )
 
-type index struct {
-	object client.Object
-	field  string
-	values client.IndexerFunc
-}
-
 // indexes are the cache indexes that Setup adds.
-var indexes = []index{
-	{&clusterv1.Machine{}, machineByInfrastructure, func(o client.Object) []string {
+var indexes = []scope.Index{
+	scope.MachineByInstance,
+	{Object: &clusterv1.Machine{}, Field: machineByInfrastructure, Values: func(o client.Object) []string {
 		ref := o.(*clusterv1.Machine).Spec.InfrastructureRef
 		if ref.APIGroup != v1beta1.GroupVersion.Group || ref.Kind != "NstanceMachine" {
 			return nil
@@ -37,23 +32,17 @@ var indexes = []index{
 		return []string{ref.Name}
 	}},
 	// A machine without a shard is indexed under the empty name.
-	{&v1beta1.NstanceMachine{}, byShard, func(o client.Object) []string {
+	{Object: &v1beta1.NstanceMachine{}, Field: byShard, Values: func(o client.Object) []string {
 		return []string{o.(*v1beta1.NstanceMachine).Spec.Shard}
 	}},
-	{&v1beta1.NstanceMachine{}, byInstance, func(o client.Object) []string {
-		if id := o.(*v1beta1.NstanceMachine).Spec.InstanceID; id != "" {
-			return []string{id}
-		}
-		return nil
-	}},
 	// Index only machines without an instance, because only they depend on the state of their group.
-	{&v1beta1.NstanceMachine{}, byWaitingGroup, func(o client.Object) []string {
+	{Object: &v1beta1.NstanceMachine{}, Field: byWaitingGroup, Values: func(o client.Object) []string {
 		if m := o.(*v1beta1.NstanceMachine); m.Status.InstanceID == "" && !isPoolMachine(m) {
 			return []string{m.Spec.GroupRef.Name}
 		}
 		return nil
 	}},
-	{&v1beta1.NstanceMachine{}, byPool, func(o client.Object) (names []string) {
+	{Object: &v1beta1.NstanceMachine{}, Field: byPool, Values: func(o client.Object) (names []string) {
 		for _, ref := range o.GetOwnerReferences() {
 			if ref.Kind == "NstanceMachinePool" {
 				names = append(names, ref.Name)
@@ -80,7 +69,7 @@ func (r *Reconciler) requestsForChange(c shards.Change) []reconcile.Request {
 		return append(r.requestsFor(ctx, client.MatchingFields{byShard: c.Shard}),
 			r.requestsFor(ctx, client.MatchingFields{byShard: ""})...)
 	case shards.InstanceChanged, shards.DrainPending:
-		return r.requestsFor(ctx, client.MatchingFields{byInstance: c.Instance})
+		return r.requestsFor(ctx, client.MatchingFields{scope.MachineByInstance.Field: c.Instance})
 	case shards.GroupChanged:
 		return r.requestsFor(ctx, client.MatchingFields{byWaitingGroup: c.Group})
 	}

@@ -258,8 +258,11 @@ func (snap *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		// deleted.
 		return
 	}
-	known, has, unheard := false, false, false
+	known, has, unheard, silent := false, false, false, []string(nil)
 	for _, s := range snap.shards {
+		if !s.usable {
+			silent = append(silent, s.id)
+		}
 		if shard != "" && s.id != shard {
 			continue
 		}
@@ -277,9 +280,9 @@ func (snap *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
 		// The operator imports the group as a pool once all shards answer.
-		if silent := snap.silentShards(); silent != "" {
+		if len(silent) > 0 {
 			refuse(v1beta1.WaitingForShardReason, "group "+group+" has no NstanceMachinePool yet, and is imported "+
-				"when all shards answer: waiting for "+silent)
+				"when all shards answer: waiting for "+strings.Join(silent, ", "))
 		} else {
 			refuse(v1beta1.WaitingForMachinePoolReason, "group "+group+" has no NstanceMachinePool, or it is being "+
 				"deleted")
@@ -288,17 +291,6 @@ func (snap *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		d.addToleration(pod)
 		d.create = append(d.create, machineCreation{name: name, pod: pod, pool: pool})
 	}
-}
-
-// silentShards returns the IDs of the shards that do not answer, separated by commas.
-func (snap *snapshot) silentShards() string {
-	var ids []string
-	for _, s := range snap.shards {
-		if !s.usable {
-			ids = append(ids, s.id)
-		}
-	}
-	return strings.Join(ids, ", ")
 }
 
 // newObjects returns a Machine and its NstanceMachine. The caller makes the Machine the owner of the NstanceMachine

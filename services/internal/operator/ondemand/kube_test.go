@@ -69,6 +69,7 @@ func (l *lab) start() {
 				Namespaces: map[string]cache.Config{cache.AllNamespaces: {}}}}},
 		Controller: config.Controller{SkipNameValidation: &shared}})
 	l.must(err)
+	l.must(scope.NodeByProviderID.Add(mgr.GetFieldIndexer()))
 	l.must(Setup(mgr, scope.Scope{Shards: l.shards, Namespace: namespace, Cluster: "prod", Tenant: "default",
 		Log: slog.New(slog.NewTextHandler(l.Output(), nil))}, mgr))
 	ctx, cancel := context.WithCancel(l.Context())

@@ -45,11 +45,10 @@ import (
 
 // Names of the cache indexes.
 const (
-	requestingPods    = "nstance.dev/pod.on-demand"
-	podsByUID         = "nstance.dev/pod.uid"
-	onDemandObjects   = "nstance.dev/on-demand"
-	nodesByProviderID = "nstance.dev/node.provider-id"
-	indexed           = "yes"
+	requestingPods  = "nstance.dev/pod.on-demand"
+	podsByUID       = "nstance.dev/pod.uid"
+	onDemandObjects = "nstance.dev/on-demand"
+	indexed         = "yes"
 )
 
 func indexRequestingPod(o client.Object) []string {
@@ -60,13 +59,6 @@ func indexRequestingPod(o client.Object) []string {
 }
 
 func indexPodUID(o client.Object) []string { return []string{string(o.GetUID())} }
-
-func indexProviderID(o client.Object) []string {
-	if id := o.(*corev1.Node).Spec.ProviderID; id != "" {
-		return []string{id}
-	}
-	return nil
-}
 
 func indexOnDemand(o client.Object) []string {
 	if _, ok := o.GetLabels()[v1beta1.PodUIDLabel]; ok {
@@ -94,14 +86,13 @@ type reconciler struct {
 
 // Setup registers the controller and its indexes. workload is the cluster with the Pods and Nodes. It is mgr itself if
 // the operator runs in the same cluster. The cache of workload must hold all Nodes. Of all Pods, it must hold the
-// metadata, spec.nodeName, spec.tolerations and status.phase.
+// metadata, spec.nodeName, spec.tolerations and status.phase. It must have the index [scope.NodeByProviderID].
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	s = s.From(mgr, "nstance-ondemand")
 	ctx, own, pods := context.Background(), mgr.GetFieldIndexer(), workload.GetFieldIndexer()
 	if err := errors.Join(
 		pods.IndexField(ctx, &corev1.Pod{}, requestingPods, indexRequestingPod),
 		pods.IndexField(ctx, &corev1.Pod{}, podsByUID, indexPodUID),
-		pods.IndexField(ctx, &corev1.Node{}, nodesByProviderID, indexProviderID),
 		own.IndexField(ctx, &clusterv1.Machine{}, onDemandObjects, indexOnDemand),
 		own.IndexField(ctx, &v1beta1.NstanceMachine{}, onDemandObjects, indexOnDemand),
 	); err != nil {

@@ -195,7 +195,7 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 			continue
 		}
 		var nodes corev1.NodeList
-		if err := r.pods.List(ctx, &nodes, client.MatchingFields{nodesByProviderID: id}); err != nil {
+		if err := r.pods.List(ctx, &nodes, client.MatchingFields{scope.NodeByProviderID.Field: id}); err != nil {
 			return w, false, fmt.Errorf("find the Node of a machine: %w", err)
 		}
 		if len(nodes.Items) > 0 {
@@ -214,8 +214,7 @@ func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool,
 
 func (r *reconciler) shardViews() (out []shardView) {
 	for _, s := range r.Shards.All() {
-		state := s.State()
-		view := shardView{id: s.ID(), usable: state.Reachable && state.Synced, groups: map[string]bool{}}
+		view := shardView{id: s.ID(), usable: s.State().Answers(), groups: map[string]bool{}}
 		for _, g := range s.Groups() {
 			view.groups[g.GetGroup()] = !g.GetDeleting()
 		}

@@ -71,7 +71,7 @@ func newCluster(t *testing.T) *clusterOf {
 	}
 	c.client = fake.NewClientBuilder().WithScheme(scheme).
 		WithIndex(&corev1.Pod{}, requestingPods, indexRequestingPod).WithIndex(&corev1.Pod{}, podsByUID, indexPodUID).
-		WithIndex(&corev1.Node{}, nodesByProviderID, indexProviderID).
+		WithIndex(&corev1.Node{}, scope.NodeByProviderID.Field, scope.NodeByProviderID.Values).
 		WithIndex(&clusterv1.Machine{}, onDemandObjects, indexOnDemand).WithIndex(&v1beta1.NstanceMachine{},
 		onDemandObjects,
 		indexOnDemand).

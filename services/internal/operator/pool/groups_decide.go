@@ -77,7 +77,7 @@ type outcome struct {
 }
 
 // answers reports whether the shard can be called and its mirror is complete.
-func (in *groupInput) answers() bool { return in.configured && in.state.Reachable && in.state.Synced }
+func (in *groupInput) answers() bool { return in.configured && in.state.Answers() }
 
 // connecting reports whether the first connection to the shard is still being made.
 func (in *groupInput) connecting() bool {

@@ -66,7 +66,7 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 	in := importInput{namespace: r.Namespace, cluster: r.ClusterName(), groups: map[string][]*nstancev1.GroupStatus{}}
 	var of []shards.Shard
 	for _, shard := range r.Shards.All() {
-		if state := shard.State(); !state.Synced || !state.Reachable {
+		if !shard.State().Answers() {
 			return reconcile.Result{}, nil // a change of the shard's state causes another request
 		}
 		of, in.groups[shard.ID()] = append(of, shard), shard.Groups()

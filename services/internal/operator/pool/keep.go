@@ -45,8 +45,7 @@ func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput,
 			infra.Spec.Shard)) {
 			continue
 		}
-		if err := r.Client.Patch(ctx, want, client.MergeFromWithOptions(was,
-			client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+		if err := r.PatchLocked(ctx, was, want); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write owner of machine %s: %w", was.Name, err)
 		}
 	}
@@ -78,8 +77,7 @@ func (r *machineReconciler) adoptMachine(ctx context.Context, infra *v1beta1.Nst
 		}
 	}
 	if a.infra != nil {
-		if err := r.Client.Patch(ctx, a.infra, client.MergeFromWithOptions(infra,
-			client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+		if err := r.PatchLocked(ctx, infra, a.infra); client.IgnoreNotFound(err) != nil {
 			return false, fmt.Errorf("write owner of machine %s: %w", infra.Name, err)
 		}
 	}

@@ -68,7 +68,7 @@ func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, p
 		}
 		if machine.Labels[clusterv1.MachinePoolNameLabel] != label {
 			a.machine = machine.DeepCopy()
-			setLabel(a.machine, clusterv1.MachinePoolNameLabel, label)
+			metav1.SetMetaDataLabel(&a.machine.ObjectMeta, clusterv1.MachinePoolNameLabel, label)
 		}
 	}
 	a.infra = infra.DeepCopy()
@@ -79,7 +79,7 @@ func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, p
 		}
 	}
 	a.infra.OwnerReferences = append(a.infra.OwnerReferences, poolReference(pool))
-	setLabel(a.infra, clusterv1.MachinePoolNameLabel, label)
+	metav1.SetMetaDataLabel(&a.infra.ObjectMeta, clusterv1.MachinePoolNameLabel, label)
 	return a
 }
 

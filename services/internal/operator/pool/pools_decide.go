@@ -130,8 +130,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 	taken map[string]*v1beta1.NstanceShardGroup) {
 	pool := plan.pool
 	controllerutil.AddFinalizer(pool, v1beta1.MachinePoolFinalizer)
-	setLabel(pool, clusterv1.ClusterNameLabel, in.cluster)
-	setLabel(pool, v1beta1.GroupLabel, pool.Spec.Group)
+	metav1.SetMetaDataLabel(&pool.ObjectMeta, clusterv1.ClusterNameLabel, in.cluster)
+	metav1.SetMetaDataLabel(&pool.ObjectMeta, v1beta1.GroupLabel, pool.Spec.Group)
 	pool.Status.InfrastructureMachineKind = machineKind
 
 	replicas := ptr.Deref(in.machinePool.Spec.Replicas, 1)
@@ -260,10 +260,7 @@ func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chos
 		delete(g.Annotations, v1beta1.RemoveAnnotation)
 		return
 	}
-	if g.Annotations == nil {
-		g.Annotations = map[string]string{}
-	}
-	g.Annotations[v1beta1.RemoveAnnotation] = strings.Join(ids, ",")
+	metav1.SetMetaDataAnnotation(&g.ObjectMeta, v1beta1.RemoveAnnotation, strings.Join(ids, ","))
 }
 
 // newShardGroup returns a new shard group. It has its finalizer from the start, so that every deletion is handled.
@@ -278,9 +275,9 @@ func newShardGroup(in poolInput, share shardShare) *v1beta1.NstanceShardGroup {
 // fillShardGroup sets a shard group's spec from its pool.
 func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare) {
 	spec := in.pool.Spec
-	setLabel(g, clusterv1.ClusterNameLabel, in.cluster)
-	setLabel(g, v1beta1.GroupLabel, spec.Group)
-	setLabel(g, v1beta1.ShardLabel, share.Shard)
+	metav1.SetMetaDataLabel(&g.ObjectMeta, clusterv1.ClusterNameLabel, in.cluster)
+	metav1.SetMetaDataLabel(&g.ObjectMeta, v1beta1.GroupLabel, spec.Group)
+	metav1.SetMetaDataLabel(&g.ObjectMeta, v1beta1.ShardLabel, share.Shard)
 	dropOwner(g, in.machinePool.UID)
 	if metav1.GetControllerOf(g) == nil {
 		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool,
@@ -293,18 +290,6 @@ func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare
 	g.Spec = v1beta1.NstanceShardGroupSpec{Group: spec.Group, Shard: share.Shard, Size: ptr.To(share.Size),
 		Config: settings}
 	rememberOwnedFields(g)
-}
-
-func setLabel(object metav1.Object, name, value string) {
-	labels := object.GetLabels()
-	if labels[name] == value {
-		return
-	}
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	labels[name] = value
-	object.SetLabels(labels)
 }
 
 // sumStatuses adds up the last known statuses of the shard groups, even if their shards are unreachable. A shard that
@@ -469,11 +454,9 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 
 // annotateCapacity sets the autoscaler's annotations on a MachinePool. It keeps values that a user wrote.
 func annotateCapacity(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
-	wrote := map[string]string{}
-	if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" {
-		if json.Unmarshal([]byte(text), &wrote) != nil {
-			wrote = map[string]string{}
-		}
+	var wrote map[string]string
+	if json.Unmarshal([]byte(mp.Annotations[v1beta1.CapacityAnnotation]), &wrote) != nil {
+		wrote = nil
 	}
 	writes := map[string]string{}
 	for _, a := range []struct{ annotation, name string }{{cpuAnnotation, "cpu"}, {memoryAnnotation, "memory"}} {
@@ -486,11 +469,8 @@ func annotateCapacity(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 			delete(mp.Annotations, a.annotation)
 			continue
 		}
-		if mp.Annotations == nil {
-			mp.Annotations = map[string]string{}
-		}
 		writes[a.name] = quantity.String()
-		mp.Annotations[a.annotation] = quantity.String()
+		metav1.SetMetaDataAnnotation(&mp.ObjectMeta, a.annotation, quantity.String())
 	}
 	if len(writes) == 0 {
 		delete(mp.Annotations, v1beta1.CapacityAnnotation)

@@ -3,6 +3,7 @@ package pool
 import (
 	"encoding/json"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -69,8 +70,5 @@ func rememberOwnedFields(group *v1beta1.NstanceShardGroup) {
 	if len(fields) == 0 {
 		return
 	}
-	if group.Annotations == nil {
-		group.Annotations = map[string]string{}
-	}
-	group.Annotations[v1beta1.OwnedFieldsAnnotation] = treeJSON(fields)
+	metav1.SetMetaDataAnnotation(&group.ObjectMeta, v1beta1.OwnedFieldsAnnotation, treeJSON(fields))
 }

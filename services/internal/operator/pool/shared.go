@@ -99,8 +99,7 @@ func (r *poolReconciler) handOver(ctx context.Context, pool *v1beta1.NstanceMach
 		want.OwnerReferences = append(want.OwnerReferences, metav1.OwnerReference{
 			APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool", Name: heir.Name, UID: heir.UID,
 			Controller: ptr.To(true)})
-		if err := r.Client.Patch(ctx, want, client.MergeFromWithOptions(g,
-			client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+		if err := r.PatchLocked(ctx, g, want); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write shard group %s: %w", g.Name, err)
 		}
 	}

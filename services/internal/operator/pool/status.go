@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // conditions are the conditions that a decision sets. mergeInto adds the generation and the time to each condition.
@@ -20,11 +21,8 @@ func (c *conditions) set(kind string, ok bool, reason, format string, args ...an
 	if ok {
 		status = metav1.ConditionTrue
 	}
-	message := fmt.Sprintf(format, args...)
-	if most := 32768; len(message) > most { // the API's limit for a condition
-		message = message[:most]
-	}
-	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
+	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason,
+		Message: scope.ConditionMessage(fmt.Sprintf(format, args...))})
 }
 
 // mergeInto merges c into the conditions that an object has. If a condition keeps its status, it also keeps its
@@ -69,9 +67,6 @@ func (p *pools) recordEvents(about runtime.Object, events ...notice) {
 		if e.warning {
 			kind = corev1.EventTypeWarning
 		}
-		if most := 1024; len(e.note) > most { // the API's limit for an event
-			e.note = e.note[:most]
-		}
-		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", e.note)
+		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", scope.EventNote(e.note))
 	}
 }

@@ -81,8 +81,7 @@ func (r *poolReconciler) giveTo(ctx context.Context, in *poolInput, heir *v1beta
 		dropOwner(want, in.pool.UID)
 		want.OwnerReferences = append(want.OwnerReferences, *metav1.NewControllerRef(heir,
 			v1beta1.GroupVersion.WithKind(machinePoolKind)))
-		if err := r.Client.Patch(ctx, want, client.MergeFromWithOptions(g,
-			client.MergeFromWithOptimisticLock{})); client.IgnoreNotFound(err) != nil {
+		if err := r.PatchLocked(ctx, g, want); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write shard group %s: %w", g.Name, err)
 		}
 		r.Log.Info("handed a shard group over", "shard_group", g.Name, "from", in.pool.Name, "to", heir.Name)

@@ -4,11 +4,9 @@ import (
 	"regexp"
 	"strings"
 	"unicode"
-)
 
-// maxNote is the longest message in an event, in bytes. The API limits the note, which is the message with some text
-// around it, to 1024 bytes.
-const maxNote = 900
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
+)
 
 // secrets matches PEM keys, JSON web tokens, and values with names such as "password".
 var secrets = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
@@ -22,8 +20,5 @@ func sanitize(message string) string {
 	message = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(message, ""), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	}), " ")
-	if len(message) > maxNote {
-		message = strings.ToValidUTF8(message[:maxNote], "") + " ..."
-	}
-	return message
+	return scope.Truncate(message)
 }

@@ -125,13 +125,11 @@ func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.Error
 	if id := e.GetInstanceId(); id != "" {
 		var machines v1beta1.NstanceMachineList
 		if err := r.Client.List(ctx, &machines, client.InNamespace(r.Namespace),
-			client.UnsafeDisableDeepCopy); err != nil {
+			client.MatchingFields{scope.MachineByInstance.Field: id}); err != nil {
 			r.Log.Warn("failed to list machines", "error", err)
 		}
-		for i := range machines.Items {
-			if m := &machines.Items[i]; m.Spec.InstanceID == id {
-				return []client.Object{m.DeepCopy()}
-			}
+		if len(machines.Items) > 0 {
+			return []client.Object{&machines.Items[0]}
 		}
 	}
 	if group := e.GetGroup(); group != "" {

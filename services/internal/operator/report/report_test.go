@@ -54,7 +54,8 @@ func TestReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	object := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
-	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+	c := fake.NewClientBuilder().WithScheme(scheme).WithIndex(scope.MachineByInstance.Object,
+		scope.MachineByInstance.Field, scope.MachineByInstance.Values).WithObjects(
 		&v1beta1.NstanceCluster{ObjectMeta: object("prod--default")},
 		&v1beta1.NstanceMachinePool{ObjectMeta: object("pool"), Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers"}},
 		&v1beta1.NstanceShardGroup{ObjectMeta: object("workers--a"), Spec: v1beta1.NstanceShardGroupSpec{

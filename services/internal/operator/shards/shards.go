@@ -9,6 +9,7 @@
 package shards
 
 import (
+	"strings"
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -58,6 +59,21 @@ type State struct {
 	Err string
 	// Zone and Region come from the shard's provider. They are empty while unknown.
 	Zone, Region string
+}
+
+// Answers reports whether the leader answers and the mirror is complete.
+func (s State) Answers() bool { return s.Reachable && s.Synced }
+
+// Silent returns the IDs of the shards that do not answer, separated by commas. If only is not empty, it considers only
+// the shard with this ID.
+func Silent(all Shards, only string) string {
+	var ids []string
+	for _, one := range all.All() {
+		if !one.State().Answers() && (only == "" || only == one.ID()) {
+			ids = append(ids, one.ID())
+		}
+	}
+	return strings.Join(ids, ", ")
 }
 
 // Drain is an instance that the leader deletes once its node is drained, or at the deadline.
