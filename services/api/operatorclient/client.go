@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -266,4 +267,19 @@ func (c unary) Invoke(ctx context.Context, method string, args, reply any, opts 
 // NewStream implements grpc.ClientConnInterface. It always fails.
 func (unary) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Error(codes.Unimplemented, "a stream must be opened with Client.Call")
+}
+
+// Receive passes every message of a stream to the function "each". err is the error of the call that opened the stream.
+// Receive returns the error that ended the stream, which is never nil.
+func Receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
+	for err == nil {
+		var r R
+		if r, err = stream.Recv(); err == nil {
+			each(r)
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return status.Error(codes.Unavailable, "the server ended the stream")
+	}
+	return err
 }

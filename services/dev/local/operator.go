@@ -88,14 +88,7 @@ func (o *Operator) repeat(ctx context.Context, fn func(context.Context, nstancev
 
 func (o *Operator) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		answer, err := stream.Recv()
-		if err != nil {
-			return err
-		}
+	return operatorclient.Receive(stream, err, func(answer *nstancev1.WatchInstancesResponse) {
 		event := answer.GetEvent()
 		o.mu.Lock()
 		o.events = append(o.events, event)
@@ -107,23 +100,16 @@ func (o *Operator) watchInstances(ctx context.Context, client nstancev1.Operator
 			_, _ = o.AcknowledgeDrained(ctx, &nstancev1.AcknowledgeDrainedRequest{
 				InstanceId: event.GetInstance().GetInstanceId()})
 		}
-	}
+	})
 }
 
 func (o *Operator) watchErrors(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	stream, err := client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		answer, err := stream.Recv()
-		if err != nil {
-			return err
-		}
+	return operatorclient.Receive(stream, err, func(answer *nstancev1.WatchErrorsResponse) {
 		o.mu.Lock()
 		o.errors = append(o.errors, answer.GetEvent())
 		o.mu.Unlock()
-	}
+	})
 }
 
 // Mark returns the number of events that the client has received so far. Pass it to Await, which then skips these

@@ -85,7 +85,8 @@ func Run(ctx context.Context, c Config) error {
 	set = shards.New(shards.Options{TLS: keeper.TLS, Now: time.Now, Log: log,
 		Dial: append([]grpc.DialOption{grpc.WithStatsHandler(keeper.RenewalRequests())}, c.Dial...)})
 	set.Configure(operatorAddrs(c.Settings))
-	stop, err := registerCollectors(set, keeper)
+	drains := drain.NewMetrics()
+	stop, err := registerCollectors(set, keeper, drains)
 	if err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func Run(ctx context.Context, c Config) error {
 	})); err != nil {
 		return err
 	}
-	if err := setupControllers(mgr, c, set, problems, adjust, log); err != nil {
+	if err := setupControllers(mgr, c, set, drains, problems, adjust, log); err != nil {
 		return err
 	}
 	log.Info("starting nstance-operator", "version", c.Version, "cluster", c.Settings.Cluster, "tenant",
@@ -175,8 +176,8 @@ func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.Public
 }
 
 // setupControllers sets up all reconcilers.
-func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, problems *scope.Problems,
-	adjust func(*rest.Config), log *slog.Logger) error {
+func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *drain.Metrics,
+	problems *scope.Problems, adjust func(*rest.Config), log *slog.Logger) error {
 	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
 	var external *clusterv1.APIEndpoint
 	if !c.Environment.Endpoint.IsZero() {
@@ -201,7 +202,7 @@ func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, problems *s
 		if err := scope.NodeByProviderID.Add(workload.GetFieldIndexer()); err != nil {
 			return err
 		}
-		if err := drain.Setup(mgr, s, workload); err != nil {
+		if err := drain.Setup(mgr, s, workload, drains); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 		if !c.Options.OnDemandPods {
@@ -236,7 +237,7 @@ func registrationAddrs(c settings.Config) map[string]string {
 func DescribeMetrics(out chan<- *prometheus.Desc) {
 	shards.New(shards.Options{}).Describe(out)
 	new(identity.Keeper).Describe(out)
-	drain.DescribeMetrics(out)
+	drain.NewMetrics().Describe(out)
 }
 
 // registerCollectors adds collectors to the registry that the manager serves. stop removes them again.

@@ -18,6 +18,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/nstance-kit/nstance/services/internal/operator/drain"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
@@ -68,7 +69,7 @@ func TestEveryControllerRetriesSoon(t *testing.T) {
 	c := Config{Options: Options{OnDemandPods: true}, Rest: mgr.GetConfig(),
 		Settings:    settings.Config{Cluster: "demo", Tenant: "default"},
 		Environment: settings.Environment{Namespace: "nstance-system", ServiceAccount: "nstance-operator"}}
-	if err := setupControllers(mgr, c, set, &scope.Problems{}, func(*rest.Config) {}, log); err != nil {
+	if err := setupControllers(mgr, c, set, drain.NewMetrics(), &scope.Problems{}, func(*rest.Config) {}, log); err != nil {
 		t.Fatal(err)
 	}
 	controllers := 0

@@ -3,17 +3,15 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"errors"
-	"io"
 	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
@@ -112,7 +110,7 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 	group.Go(func() error {
 		stream, err := c.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
 		snapshot := true
-		return receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
 			emit(Event{Shard: shard, Snapshot: snapshot, Group: MessageOf(r.GetEvent())})
 			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.GroupEvent_TYPE_SNAPSHOT_END
 		})
@@ -120,31 +118,18 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 	group.Go(func() error {
 		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 		snapshot := true
-		return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
 			emit(Event{Shard: shard, Snapshot: snapshot, Instance: MessageOf(r.GetEvent())})
 			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.InstanceEvent_TYPE_SNAPSHOT_END
 		})
 	})
 	group.Go(func() error {
 		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
-		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
 			emit(Event{Shard: shard, Error: MessageOf(r.GetEvent())})
 		})
 	})
 	return group.Wait()
-}
-
-func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
-	for err == nil {
-		var r R
-		if r, err = stream.Recv(); err == nil {
-			each(r)
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		return status.Error(codes.Unavailable, "the server ended the watch")
-	}
-	return err
 }
 
 // FollowHistory passes the events of a shard's journal to the function `each`: first the stored events after the
@@ -154,7 +139,7 @@ func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter *nstance
 	each func(*nstancev1.JournalEvent)) *Error {
 	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
 		stream, err := c.FollowEvents(ctx, &nstancev1.FollowEventsRequest{After: after, Filter: filter})
-		return receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
+		return operatorclient.Receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
 			after = r.GetEvent().GetPosition() // reach may repeat the call with another server
 			each(r.GetEvent())
 		})

@@ -24,7 +24,7 @@ type coordinator struct {
 	kube     kubernetes.Interface // of the workload cluster
 	nodes    client.Client        // of the workload cluster; reads from the cache
 	recorder events.EventRecorder // of the workload cluster
-	metrics  *drainMetrics
+	metrics  *Metrics
 	slots    slots
 	// retryEviction is the pause after a PodDisruptionBudget refused an eviction.
 	retryEviction time.Duration
@@ -56,7 +56,7 @@ var (
 	errOver     = errors.New("the drain is no longer pending")
 )
 
-func newCoordinator(s scope.Scope, kube kubernetes.Interface, workload cluster.Cluster, m *drainMetrics) *coordinator {
+func newCoordinator(s scope.Scope, kube kubernetes.Interface, workload cluster.Cluster, m *Metrics) *coordinator {
 	return &coordinator{Scope: s, workload: workload, kube: kube, nodes: workload.GetClient(),
 		recorder: workload.GetEventRecorder("nstance-drain"), metrics: m, slots: slots{free: parallel},
 		retryEviction: 2 * time.Second, remover: newRemover(),

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
@@ -34,16 +33,12 @@ const parallel = 16
 // Setup adds the coordinator, which drains and removes Nodes while this process is the leader. workload is the cluster
 // with the Nodes. If the Nodes are in the manager's own cluster, workload is mgr. The caches must have the indexes
 // [scope.MachineByInstance] and [scope.NodeByProviderID].
-func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
+func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster, m *Metrics) error {
 	kube, err := kubernetes.NewForConfigAndClient(workload.GetConfig(), workload.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("client of the workload cluster: %w", err)
 	}
-	instruments, err := registerMetrics(metrics.Registry)
-	if err != nil {
-		return err
-	}
-	return mgr.Add(newCoordinator(s.From(mgr, "nstance-drain"), kube, workload, instruments))
+	return mgr.Add(newCoordinator(s.From(mgr, "nstance-drain"), kube, workload, m))
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.

@@ -49,7 +49,7 @@ type testKubernetes struct {
 	cached  client.Client // reads what the operator has seen
 	shards  *shardstest.Set
 	shard   *shardstest.Shard
-	metrics *drainMetrics
+	metrics *Metrics
 
 	stop  func()
 	calls []string
@@ -278,8 +278,7 @@ func TestDrains(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			kube := *base
 			kube.T = t
-			kube.metrics, err = registerMetrics(prometheus.NewRegistry())
-			kube.mustSucceed(err)
+			kube.metrics = NewMetrics()
 			// Every case has its own shard, so the instance IDs and Nodes of two cases differ.
 			id := "s" + string(rune('a'+i))
 			kube.shards = shardstest.New(id)

@@ -1,9 +1,6 @@
 package drain
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -18,13 +15,15 @@ const (
 	dropped  result = "dropped"  // the drain is no longer pending; not counted
 )
 
-type drainMetrics struct {
+// Metrics are the metrics of drains.
+type Metrics struct {
 	active   prometheus.Gauge
 	duration *prometheus.HistogramVec // result
 }
 
-func newMetrics() *drainMetrics {
-	return &drainMetrics{
+// NewMetrics returns metrics without values.
+func NewMetrics() *Metrics {
+	return &Metrics{
 		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "nstance_operator_drains_active",
 			Help: "Node drains in progress."}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "nstance_operator_drain_duration_seconds",
@@ -34,27 +33,14 @@ func newMetrics() *drainMetrics {
 	}
 }
 
-// DescribeMetrics sends the descriptions of this package's metrics, for docs/reference/metrics.md.
-func DescribeMetrics(out chan<- *prometheus.Desc) {
-	m := newMetrics()
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(out chan<- *prometheus.Desc) {
 	m.active.Describe(out)
 	m.duration.Describe(out)
 }
 
-// registerMetrics registers the metrics and returns them. If an earlier manager in this process has registered them,
-// registerMetrics returns the registered metrics.
-func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
-	i := newMetrics()
-	var there prometheus.AlreadyRegisteredError
-	if err := registry.Register(i.active); errors.As(err, &there) {
-		i.active = there.ExistingCollector.(prometheus.Gauge)
-	} else if err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
-	}
-	if err := registry.Register(i.duration); errors.As(err, &there) {
-		i.duration = there.ExistingCollector.(*prometheus.HistogramVec)
-	} else if err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
-	}
-	return i, nil
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(out chan<- prometheus.Metric) {
+	m.active.Collect(out)
+	m.duration.Collect(out)
 }

@@ -10,6 +10,7 @@
 package machine
 
 import (
+	"context"
 	"fmt"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
@@ -44,11 +46,11 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		}
 	}
 	r := &Reconciler{Scope: s}
-	err := s.NewController(mgr, "nstancemachine", parallel).
+	err := s.WatchCluster(s.NewController(mgr, "nstancemachine", parallel), func(ctx context.Context) []reconcile.Request {
+		return r.requestsFor(ctx)
+	}).
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PermissionChanged)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
 		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).

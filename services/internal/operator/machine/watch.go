@@ -85,14 +85,6 @@ func (r *Reconciler) requestsForMachine(_ context.Context, o client.Object) []re
 	return []reconcile.Request{r.Request(ref.Name)}
 }
 
-// requestsForCluster returns requests for all machines if the object is the managed Cluster.
-func (r *Reconciler) requestsForCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	if !r.IsCluster(o) {
-		return nil
-	}
-	return r.requestsFor(ctx)
-}
-
 // requestsForPool returns requests for the machines of a pool.
 func (r *Reconciler) requestsForPool(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.requestsFor(ctx, client.MatchingFields{byPool: o.GetName()})

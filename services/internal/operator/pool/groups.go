@@ -9,7 +9,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,11 +40,9 @@ func newGroupReconciler(p pools) *groupReconciler {
 func (r *groupReconciler) setup(b *ctrl.Builder) error {
 	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
 	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
-	return b.For(&v1beta1.NstanceShardGroup{}).
+	return r.WatchCluster(b, r.allGroups).For(&v1beta1.NstanceShardGroup{}).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		Complete(r.Supervise(r, &v1beta1.NstanceShardGroup{}))
 }

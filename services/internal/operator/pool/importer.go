@@ -21,7 +21,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -48,9 +47,9 @@ func (r *importer) setup(b *ctrl.Builder) error {
 	})
 	start := make(chan event.GenericEvent, 1)
 	start <- event.GenericEvent{Object: &v1beta1.NstanceMachinePool{}}
-	return b.Watches(&v1beta1.NstanceMachinePool{}, all, builder.WithPredicates(predicate.LabelChangedPredicate{})).
+	return r.WatchCluster(b, func(context.Context) []reconcile.Request { return r.importRequest() }).
+		Watches(&v1beta1.NstanceMachinePool{}, all, builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Watches(&clusterv1.MachinePool{}, all, builder.WithPredicates(onlyDeletions)).
-		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(source.Channel(start, all)).
 		WatchesRawSource(shards.Source(r.Shards, func(c shards.Change) []reconcile.Request {
 			if c.Kind == shards.ShardState || c.Kind == shards.GroupChanged {

@@ -31,13 +31,11 @@ type machineReconciler struct{ pools }
 
 // setup registers a controller that reconciles the machines of one shard group at a time.
 func (r *machineReconciler) setup(b *ctrl.Builder) error {
-	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(specChanged)).
+	return r.WatchCluster(b, r.allGroups).For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(specChanged)).
 		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine),
 			builder.WithPredicates(onlyDeletions)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		Complete(r.Supervise(r, &v1beta1.NstanceShardGroup{}))
 }

@@ -34,14 +34,12 @@ type poolReconciler struct{ pools }
 func (r *poolReconciler) setup(b *ctrl.Builder) error {
 	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
 	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
-	return b.For(&v1beta1.NstanceMachinePool{}).
+	return r.WatchCluster(b, r.allPools).For(&v1beta1.NstanceMachinePool{}).
 		Watches(&v1beta1.NstanceShardGroup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForGroup)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForGroup),
 			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
 			builder.WithPredicates(specChanged)).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
-			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
 		Complete(r.Supervise(r, &v1beta1.NstanceMachinePool{}))
 }
@@ -52,7 +50,11 @@ func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request 
 	if c.Kind != shards.ShardState {
 		return nil
 	}
-	return r.Requests(context.Background(), &v1beta1.NstanceMachinePoolList{})
+	return r.allPools(context.Background())
+}
+
+func (r *poolReconciler) allPools(ctx context.Context) []reconcile.Request {
+	return r.Requests(ctx, &v1beta1.NstanceMachinePoolList{})
 }
 
 func (r *poolReconciler) requestsForMachinePool(_ context.Context, object client.Object) []reconcile.Request {
@@ -64,13 +66,6 @@ func (r *poolReconciler) requestsForMachinePool(_ context.Context, object client
 		return []reconcile.Request{r.Request(name)}
 	}
 	return nil
-}
-
-func (r *poolReconciler) requestsForCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
-	if !r.IsCluster(cluster) {
-		return nil
-	}
-	return r.Requests(ctx, &v1beta1.NstanceMachinePoolList{})
 }
 
 // Reconcile implements reconcile.Reconciler.

@@ -38,13 +38,8 @@ func (p *pools) groupRequests(ctx context.Context, labels client.MatchingLabels)
 		client.MatchingLabels{clusterv1.ClusterNameLabel: p.ClusterName()})
 }
 
-// requestsForCluster returns requests for all shard groups if the object is the managed Cluster.
-func (p *pools) requestsForCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
-	if !p.IsCluster(cluster) {
-		return nil
-	}
-	return p.groupRequests(ctx, nil)
-}
+// allGroups returns requests for all shard groups of the managed Cluster.
+func (p *pools) allGroups(ctx context.Context) []reconcile.Request { return p.groupRequests(ctx, nil) }
 
 // requestsForPool returns requests for a pool's shard groups.
 func (p *pools) requestsForPool(ctx context.Context, object client.Object) []reconcile.Request {

@@ -19,8 +19,10 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -186,8 +188,20 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, now time.Tim
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.UTC().Truncate(time.Second))})
 }
 
-// PermissionChanged ignores updates of a Cluster that do not change the [Permission].
-var PermissionChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+// WatchCluster makes a controller reconcile the requests when the [Permission] changes by a change of the managed
+// Cluster.
+func (s *Scope) WatchCluster(b *ctrl.Builder, requests func(context.Context) []reconcile.Request) *ctrl.Builder {
+	return b.Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context,
+		cluster client.Object) []reconcile.Request {
+		if !s.IsCluster(cluster) {
+			return nil
+		}
+		return requests(ctx)
+	}), builder.WithPredicates(permissionChanged))
+}
+
+// permissionChanged ignores updates of a Cluster that do not change the [Permission].
+var permissionChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
 	return ptr.Deref(was.Spec.Paused, false) != ptr.Deref(is.Spec.Paused, false) ||
 		was.DeletionTimestamp.IsZero() != is.DeletionTimestamp.IsZero() ||

@@ -2,9 +2,7 @@ package shards
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
@@ -77,7 +76,7 @@ func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorService
 	group.Go(func() error { return s.listRegularly(ctx, client, listed, whole) })
 	group.Go(func() error {
 		stream, err := client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
-		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
 			e := r.GetEvent()
 			s.set.notifyAll(Change{Shard: s.id, Kind: ErrorReported, Group: e.GetGroup(), Instance: e.GetInstanceId(),
 				Error: e})
@@ -89,7 +88,7 @@ func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorService
 func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServiceClient, whole func()) error {
 	stream, err := client.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
 	first := map[string]*nstancev1.GroupStatus{} // nil once the snapshot has ended
-	return receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
+	return operatorclient.Receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
 		switch e := r.GetEvent(); e.GetType() {
 		case nstancev1.GroupEvent_TYPE_UPSERT:
 			if first != nil {
@@ -119,7 +118,7 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 	first := map[string]Drain{} // nil once the snapshot has ended
-	return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
+	return operatorclient.Receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
 		e := r.GetEvent()
 		if e.GetType() == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
 			if first != nil {
@@ -215,18 +214,4 @@ func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServ
 		return err
 	}
 	return nil
-}
-
-// receive passes every message of a stream to the function "each". It returns the error that ended the stream.
-func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
-	for err == nil {
-		var r R
-		if r, err = stream.Recv(); err == nil {
-			each(r)
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		return status.Error(codes.Unavailable, "the server ended the watch")
-	}
-	return err
 }
