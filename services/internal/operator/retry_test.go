@@ -69,7 +69,8 @@ func TestEveryControllerRetriesSoon(t *testing.T) {
 	c := Config{Options: Options{OnDemandPods: true}, Rest: mgr.GetConfig(),
 		Settings:    settings.Config{Cluster: "demo", Tenant: "default"},
 		Environment: settings.Environment{Namespace: "nstance-system", ServiceAccount: "nstance-operator"}}
-	if err := setupControllers(mgr, c, set, drain.NewMetrics(), &scope.Problems{}, func(*rest.Config) {}, log); err != nil {
+	if err := setupControllers(mgr, c, set, drain.NewMetrics(), &scope.Problems{}, func(*rest.Config) {},
+		log); err != nil {
 		t.Fatal(err)
 	}
 	controllers := 0

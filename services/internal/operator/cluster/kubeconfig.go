@@ -90,7 +90,7 @@ func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
 // run maintains the kubeconfig until ctx ends. After a failure, it records an event and tries again.
 func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	failures := 0
-	for {
+	for ctx.Err() == nil {
 		wait := recheck
 		if err := k.updateSecret(ctx, nil); err == nil {
 			failures = 0
@@ -98,10 +98,9 @@ func (k *kubeconfigKeeper) run(ctx context.Context) error {
 			failures++
 			wait = reconnect.Backoff(2*time.Second, recheck, failures)
 		}
-		if tasks.Sleep(ctx, wait) != nil {
-			return nil
-		}
+		_ = tasks.Sleep(ctx, wait) // the loop checks ctx
 	}
+	return nil
 }
 
 // updateSecret calls ensureSecret and records the result.

@@ -58,7 +58,8 @@ type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.Operat
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	last := ""
 	for {
-		if tasks.Sleep(ctx, checkInterval) != nil {
+		_ = tasks.Sleep(ctx, checkInterval)
+		if ctx.Err() != nil {
 			return nil
 		}
 		k.refreshTrust(ctx)

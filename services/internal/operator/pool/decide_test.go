@@ -514,7 +514,8 @@ func TestCapacity(t *testing.T) {
 	config := func(text string) func(*v1beta1.NstanceShardGroup) {
 		return func(g *v1beta1.NstanceShardGroup) {
 			g.Status.Config = mergedConfig(&statusT{MergedJson: `{"instance_type":"` + text + `"}`})
-			if memory := map[string]string{"m5.large": "8Gi", "m6i.large": "8Gi", "c5.large": "4Gi"}[text]; memory != "" {
+			memory := map[string]string{"m5.large": "8Gi", "m6i.large": "8Gi", "c5.large": "4Gi"}[text]
+			if memory != "" {
 				g.Status.Capacity = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"),
 					corev1.ResourceMemory: resource.MustParse(memory)}
 			}

@@ -68,7 +68,7 @@ type outcome struct {
 	refused string
 	// after is the shard's answer to the last call about the group. before is what the mirror showed before that call.
 	before, after *nstancev1.GroupStatus
-	// vain is the newest request that changed nothing, although the shard accepted it: a newer server has a setting that
+	// vain is the newest request that the shard accepted although it changed nothing: a newer server has a setting that
 	// the operator cannot read, and spells its value otherwise. settings are the group's settings then.
 	vain     *nstancev1.UpsertGroupRequest
 	settings string

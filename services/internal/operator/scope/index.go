@@ -26,14 +26,12 @@ func (i Index) Add(to client.FieldIndexer) error {
 }
 
 // MachineByInstance is the index of NstanceMachines by instance ID.
-var MachineByInstance = Index{&v1beta1.NstanceMachine{}, "nstance.dev/machine.instance", func(o client.Object) []string {
-	return present(o.(*v1beta1.NstanceMachine).Spec.InstanceID)
-}}
+var MachineByInstance = Index{&v1beta1.NstanceMachine{}, "nstance.dev/machine.instance",
+	func(o client.Object) []string { return present(o.(*v1beta1.NstanceMachine).Spec.InstanceID) }}
 
 // NodeByProviderID is the index of the Nodes of the workload cluster.
-var NodeByProviderID = Index{&corev1.Node{}, "nstance.dev/node.provider-id", func(o client.Object) []string {
-	return present(o.(*corev1.Node).Spec.ProviderID)
-}}
+var NodeByProviderID = Index{&corev1.Node{}, "nstance.dev/node.provider-id",
+	func(o client.Object) []string { return present(o.(*corev1.Node).Spec.ProviderID) }}
 
 func present(value string) []string {
 	if value == "" {

@@ -25,8 +25,8 @@ const (
 
 // Types asks shards for the capacity of instance types and remembers the answers. It is safe for concurrent use.
 //
-// The cluster autoscaler trusts the capacity when it decides whether a pod fits on a machine that does not exist yet. If
-// there is none for a type, the autoscaler cannot scale a group of this type up from zero. Everything else works.
+// The cluster autoscaler trusts the capacity when it decides whether a pod fits on a machine that does not exist yet.
+// If there is none for a type, the autoscaler cannot scale a group of this type up from zero. Everything else works.
 type Types struct {
 	Now func() time.Time
 
