@@ -240,7 +240,8 @@ func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) resul
 		}
 		t.log.Warn("drain incomplete at the deadline", "error", last)
 		t.recordEvents(nodes, corev1.EventTypeWarning, v1beta1.DrainDeadlineReason,
-			"drain incomplete at the deadline; instance %s will be deleted: %s", t.instance, scope.Truncate(last.Error()))
+			"drain incomplete at the deadline; instance %s will be deleted: %s", t.instance,
+			scope.Truncate(last.Error()))
 		return failed
 	}
 	t.log.Warn("drain incomplete at the deadline", "pods", left)

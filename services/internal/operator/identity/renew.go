@@ -42,9 +42,7 @@ func (k *Keeper) Await(ctx context.Context, shards func() map[string]string) err
 			k.Log.Error("the operator has no identity; trying again", "error", err)
 		}
 		failures++
-		if err := tasks.Sleep(ctx, reconnect.Backoff(firstWait, lastWait, failures)); err != nil {
-			return err
-		}
+		_ = tasks.Sleep(ctx, reconnect.Backoff(firstWait, lastWait, failures)) // Ensure fails when ctx has ended
 	}
 }
 

@@ -46,9 +46,8 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		}
 	}
 	r := &Reconciler{Scope: s}
-	err := s.WatchCluster(s.NewController(mgr, "nstancemachine", parallel), func(ctx context.Context) []reconcile.Request {
-		return r.requestsFor(ctx)
-	}).
+	all := func(ctx context.Context) []reconcile.Request { return r.requestsFor(ctx) }
+	err := s.WatchCluster(s.NewController(mgr, "nstancemachine", parallel), all).
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),

@@ -64,7 +64,7 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 	t.Status.ObservedGeneration = t.Generation
 	capacity, known := r.capacity(ctx, t.Spec.Template.Spec)
 	if !known {
-		// No shard has reported the capacity, perhaps because no shard can be reached. Keep the capacity that the status
+		// No shard has reported the capacity, perhaps because none can be reached. Keep the capacity that the status
 		// already has.
 		if t.Status.Capacity == nil {
 			text := "no shard has reported the instance type of group " + t.Spec.Template.Spec.GroupRef.Name
