@@ -55,11 +55,7 @@ type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.Operat
 // logs and reports failures, and tries again with the next check. If the certificate expires, Run returns [ErrExpired].
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	last := ""
-	for {
-		_ = tasks.Sleep(ctx, checkInterval)
-		if ctx.Err() != nil {
-			return nil
-		}
+	for tasks.Sleep(ctx, checkInterval) == nil {
 		k.refreshTrust(ctx)
 		if err := k.checkSecrets(ctx); ctx.Err() == nil {
 			k.report(identitySource, err)
@@ -93,6 +89,7 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 		}
 		k.report(renewalSource, err)
 	}
+	return nil
 }
 
 // refreshTrust reads the CA bundle again. If that fails, the current bundle stays in use.
