@@ -24,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 const (
@@ -135,7 +136,7 @@ func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 	var infra v1beta1.NstanceCluster
 	if k.Client.Get(ctx, k.objectKey(), &infra) == nil {
 		k.Recorder.Eventf(&infra, nil, corev1.EventTypeWarning, v1beta1.KubeconfigFailedReason, "Kubeconfig", "%s",
-			err.Error())
+			scope.EventNote(err.Error()))
 	}
 }
 

@@ -145,9 +145,7 @@ func (v *view) mayCreate() (why string) {
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
-		text := fmt.Sprintf(format, args...)
-		v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, text)
-		v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
+		v.setUncreated(d, reason, fmt.Sprintf(format, args...))
 	}
 	if isPoolMachine(m) {
 		// The pool's controller sets the instance ID and the shard. Without both, the machine cannot get an instance.
@@ -220,18 +218,15 @@ func (v *view) decideExisting(d *decision) {
 	case i != nil, v.answer != nil:
 		v.recordGone(d)
 	case v.fault != nil:
-		reason, text := v.fault.reason, v.fault.text
 		if !seen {
-			v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, text)
-			v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
+			v.setUncreated(d, v.fault.reason, v.fault.text)
 		}
 	case seen:
 		// The mirror may not show the instance yet, so ask the leader whether the instance exists.
 		d.step = stepAsk
 	default:
 		if why := v.mayCreate(); why != "" {
-			v.setCondition(d, v1beta1.InstanceCreatedCondition, false, v1beta1.WaitingForMachineReason, why)
-			v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForMachineReason, why)
+			v.setUncreated(d, v1beta1.WaitingForMachineReason, why)
 			return
 		}
 		d.step = stepCreate
@@ -258,8 +253,7 @@ func (v *view) checkShard(d *decision, s *shardView) bool {
 	if !meta.IsStatusConditionPresentAndEqual(d.status.Conditions, v1beta1.InstanceCreatedCondition,
 		metav1.ConditionTrue) {
 		c := meta.FindStatusCondition(d.status.Conditions, v1beta1.ShardReachableCondition)
-		v.setCondition(d, v1beta1.InstanceCreatedCondition, false, c.Reason, c.Message)
-		v.setCondition(d, v1beta1.ReadyCondition, false, c.Reason, c.Message)
+		v.setUncreated(d, c.Reason, c.Message)
 	}
 	return false
 }

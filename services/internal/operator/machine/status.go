@@ -15,6 +15,12 @@ func (v *view) setCondition(d *decision, condition string, is bool, reason, mess
 	scope.SetCondition(&d.status.Conditions, v.machine.Generation, v.now.Time, condition, is, reason, message)
 }
 
+// setUncreated sets the conditions that say why there is no instance.
+func (v *view) setUncreated(d *decision, reason, message string) {
+	v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, message)
+	v.setCondition(d, v1beta1.ReadyCondition, false, reason, message)
+}
+
 // maxProviderID is the longest provider ID that the API accepts.
 const maxProviderID = 512
 
