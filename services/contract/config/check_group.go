@@ -95,13 +95,13 @@ func (c *checker) group(spec GroupSpec, path string) {
 	}
 }
 
-// maxSize is the maximum number of instances of a group. It exceeds what one shard can have, and catches slips.
-const maxSize = 100000
+// MaxGroupSize is the maximum number of instances of a group. It exceeds what one shard can have, and catches slips.
+const MaxGroupSize = 100000
 
 // size checks a number of instances.
 func (c *checker) size(n *int, path string) {
-	if n != nil && *n > maxSize {
-		c.add(path, "%d is more than %d, the most instances that a group can have", *n, maxSize).whenWritten = true
+	if n != nil && *n > MaxGroupSize {
+		c.add(path, "%d is more than %d, the most instances that a group can have", *n, MaxGroupSize).whenWritten = true
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
@@ -31,6 +32,10 @@ func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupReques
 	}
 	if err := groupName("group", name); err != nil {
 		return nil, err
+	}
+	if req.GetSize() > config.MaxGroupSize { // the plan of a larger group would need too much memory
+		return nil, invalid("size", "%d is more than %d, the most instances that a group can have", req.GetSize(),
+			config.MaxGroupSize)
 	}
 	key := c.key(name)
 	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)

@@ -1,6 +1,7 @@
 package operatorapi_test
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -394,6 +395,9 @@ func TestExplainGroup(t *testing.T) {
 	if err != nil || e.GetGroup() != "fleet" || len(e.GetInstances()) != 1 || len(e.GetActions()) != 0 {
 		t.Errorf("of instance %s: %v, %v", id, e, err)
 	}
+	huge := uint32(math.MaxUint32)
+	_, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet", Size: &huge})
+	wants(t, "a size that no group can have", err, codes.InvalidArgument, "size:")
 	_, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "static", InstanceId: id})
 	wants(t, "an instance of another group", err, codes.FailedPrecondition, "no rule applies")
 	listed, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{Group: "fleet"})
