@@ -254,6 +254,7 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 
 		{"the cluster's target group", "elasticloadbalancing:RegisterTargets", group, nil, true},
 		{"and back", "elasticloadbalancing:DeregisterTargets", group, nil, true},
+		{"its delay", "elasticloadbalancing:DescribeTargetGroupAttributes", "*", nil, true},
 		{"another target group", "elasticloadbalancing:RegisterTargets", strings.Replace(group, "/web/", "/other/", 1),
 			nil, false},
 
@@ -278,6 +279,7 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	})
 	ask(t, choices{}.server(t), []question{
 		{"no target groups", "elasticloadbalancing:RegisterTargets", group, nil, false},
+		{"no delays", "elasticloadbalancing:DescribeTargetGroupAttributes", "*", nil, false},
 		{"no health", "elasticloadbalancing:DescribeTargetHealth", "*", nil, false},
 	})
 	ask(t, choices{health: true}.server(t), []question{
@@ -592,8 +594,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 		"ec2:DescribeInstances",
 		"ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
-		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:DescribeTargetHealth",
-		"elasticloadbalancing:RegisterTargets",
+		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:DescribeTargetGroupAttributes",
+		"elasticloadbalancing:DescribeTargetHealth", "elasticloadbalancing:RegisterTargets",
 		"iam:CreateServiceLinkedRole", "iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey",
 		"kms:GenerateDataKey",
 		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject",

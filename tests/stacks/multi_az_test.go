@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -22,7 +23,7 @@ func multiAZ(t *testing.T, calls *ledger) {
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
 		"web_commands": scenario.WebCommands,
 		"config": map[string]any{"server": map[string]any{
-			"health_check_interval": "2s", "default_drain_timeout": "1s",
+			"health_check_interval": "2s", "default_drain_timeout": "1m",
 			"garbage_collection": map[string]any{"interval": "5s"}}},
 	}
 	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", vars)
@@ -43,6 +44,7 @@ func multiAZ(t *testing.T, calls *ledger) {
 	f := &fleet{Lab: l, cluster: "trio", shard: shards["us-west-2c"]}
 	f.open(t, stack)
 	f.scenario().ReplacesUnhealthyInBalancer(t, 1, f.askedForHealth, l.Machines.Exec)
+	f.waitedForBalancer(t)
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
@@ -88,13 +90,29 @@ func multiAZ(t *testing.T, calls *ledger) {
 }
 
 // askedForHealth returns how often the shard's servers have asked a load balancer for the health of its targets.
-func (f *fleet) askedForHealth() (n int) {
+func (f *fleet) askedForHealth() int { return len(f.called("DescribeTargetHealth")) }
+
+// called returns when the shard's servers made the calls of an action.
+func (f *fleet) called(action string) (times []time.Time) {
 	for _, call := range f.Cloud.Calls() {
-		if call.Action == "DescribeTargetHealth" && call.Principal.Role == f.cluster+"-nstance-server-"+f.shard.ID {
-			n++
+		if call.Action == action && call.Principal.Role == f.cluster+"-nstance-server-"+f.shard.ID {
+			times = append(times, call.Time)
 		}
 	}
-	return n
+	return times
+}
+
+// waitedForBalancer checks that the shard's first drain lasted for the deregistration delay of the module's target
+// groups, 30 s, and not until the deadline.
+func (f *fleet) waitedForBalancer(t *testing.T) {
+	t.Helper()
+	removed, terminated := f.called("DeregisterTargets"), f.called("TerminateInstances")
+	if len(removed) == 0 || len(terminated) == 0 {
+		t.Fatalf("targets deregistered at %v, VMs terminated at %v", removed, terminated)
+	}
+	if took := terminated[0].Sub(removed[0]); took < 30*time.Second || took > 45*time.Second {
+		t.Errorf("the VM was terminated %s after its deregistration, want 30 s", took)
+	}
 }
 
 // balanced waits until the load balancers have the given number of targets, and all targets pass their health checks.

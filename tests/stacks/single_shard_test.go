@@ -82,19 +82,21 @@ func (f *fleet) refresh(t *testing.T) {
 func singleShard(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
+	config := scenario.Hooked()
+	config["server"] = map[string]any{
+		"health_check_interval": "2s", "default_drain_timeout": "1s",
+		"garbage_collection": map[string]any{"interval": "5s"},
+		// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
+		// escaped here.
+		"attestation": map[string]any{"method": "aws-iid",
+			"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}}
 	vars := map[string]any{
 		"cluster": "solo", "force_destroy": true, "worker_count": 2,
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"server_ready_timeout": readyTimeout,
 		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"},
 		"agent_ami": lab.AgentAMI,
-		"config": map[string]any{"server": map[string]any{
-			"health_check_interval": "2s", "default_drain_timeout": "1s",
-			"garbage_collection": map[string]any{"interval": "5s"},
-			// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
-			// escaped here.
-			"attestation": map[string]any{"method": "aws-iid",
-				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}}},
+		"config":    config,
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
 	stack.Write(t, "beginning_override.tf", modules.Beginnings("aws"))

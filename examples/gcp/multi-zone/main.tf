@@ -56,8 +56,6 @@ module "account" {
   cluster        = module.cluster.cluster
   shards         = { for zone in keys(var.zones) : zone => {} }
   load_balancers = true
-
-  load_balancer_health = var.load_balancer_health
 }
 
 module "shard" {

@@ -208,9 +208,11 @@ locals {
       # These actions do not support resource-level permissions.
       Sid    = "Describe"
       Effect = "Allow"
-      Action = concat([
-        "ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets",
-      ], [for on in [var.load_balancer_health] : "elasticloadbalancing:DescribeTargetHealth" if on])
+      Action = concat(
+        ["ec2:DescribeImages", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"],
+        [for arns in [var.target_group_arns] : "elasticloadbalancing:DescribeTargetGroupAttributes" if length(arns) > 0],
+        [for on in [var.load_balancer_health] : "elasticloadbalancing:DescribeTargetHealth" if on],
+      )
       Resource = "*"
     },
   ] }

@@ -32,8 +32,7 @@ locals {
       ]
     }
     leader        = { title = "servers move the leader's address", permissions = ["compute.instances.updateNetworkInterface"] }
-    balancer      = { title = "servers register VMs with load balancers", permissions = ["compute.instanceGroups.update"] }
-    health_reader = { title = "servers read the health of VMs in load balancers", permissions = ["compute.regionBackendServices.get"] }
+    balancer      = { title = "servers use load balancers", permissions = ["compute.instanceGroups.update", "compute.regionBackendServices.get"] }
     object_reader = { title = "servers read the state", permissions = ["storage.objects.get"] }
     object_lister = { title = "servers list the state", permissions = ["storage.objects.list"] }
     object_writer = { title = "servers write the state", permissions = ["storage.objects.create", "storage.objects.delete"] }
@@ -61,9 +60,8 @@ locals {
     { for shard, grant in var.shards : "${shard}/leader" => { shard = shard, role = "leader",
       condition                                                     = "resource.name.startsWith(\"${local.zone_path[shard]}instances/${local.server_prefix[shard]}\")"
     } },
-    # Conditions cannot name instance groups, so the binding is for the project.
+    # Conditions cannot name instance groups or backend services, so the binding is for the project.
     { for shard, grant in var.shards : "${shard}/balancer" => { shard = shard, role = "balancer", condition = null } if var.load_balancers },
-    { for shard, grant in var.shards : "${shard}/health_reader" => { shard = shard, role = "health_reader", condition = null } if var.load_balancer_health },
     merge([for shard, grant in var.shards : {
       for i, names in chunklist(distinct(concat(local.well_known_secrets, grant.secrets)), local.condition_terms) : "${shard}/secret_reader${i == 0 ? "" : "/${i + 1}"}" => {
         shard     = shard, role = "secret_reader"

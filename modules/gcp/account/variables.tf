@@ -71,14 +71,7 @@ variable "agent_service_account" {
 }
 
 variable "load_balancers" {
-  description = "Permit the servers to add VMs to load balancers' instance groups. The permission is for all unmanaged instance groups of the project."
-  type        = bool
-  default     = false
-  nullable    = false
-}
-
-variable "load_balancer_health" {
-  description = "Permit the servers to read the regional backend services of the project, for templates with `load_balancer_health`."
+  description = "Permit the servers to add VMs to load balancers' instance groups, and to read backend services and the health of their VMs. The permission is for all unmanaged instance groups and regional backend services of the project."
   type        = bool
   default     = false
   nullable    = false

@@ -127,6 +127,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	}
 	c.balancerHealth(spec, path)
 	g := c.s.merge(key, spec, nil)
+	c.timeToDrain(g, path)
 	if g.SubnetPool == "" {
 		c.add(ChildPath(path, "subnet_pool"),
 			"is required: neither the group nor its template has one").depends = []string{from + ".subnet_pool"}

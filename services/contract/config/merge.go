@@ -53,6 +53,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		Vars:          full.Vars,
 		Files:         cloned(t.Files),
 		HealthChecks:  cloned(t.HealthChecks),
+		Drain:         cloned(t.Drain),
 		LoadBalancers: full.LoadBalancers,
 		DrainTimeout:  deref(full.DrainTimeout),
 		MaxSurge:      deref(full.MaxSurge),

@@ -226,6 +226,17 @@ func TestHashesCoverTheirFields(t *testing.T) {
 		{"subnets of the pool", false, false, func(s *Shard) { s.Server.SubnetPools["workers"] = []string{"x"} }},
 		{"load balancers", false, false, group(func(g *GroupSpec) { g.LoadBalancers = nil })},
 		{"drain time-out", false, false, group(func(g *GroupSpec) { g.DrainTimeout = &second })},
+		{"drain hook", false, false, func(s *Shard) {
+			t := s.Templates["worker"]
+			t.Drain = &DrainHook{Exec: []string{"x"}}
+			s.Templates["worker"] = t
+			for _, groups := range s.Groups {
+				for name, g := range groups {
+					g.DrainTimeout = &second
+					groups[name] = g
+				}
+			}
+		}},
 		{"surge", false, false, group(func(g *GroupSpec) { g.MaxSurge = &two })},
 		{"unhealthy", false, false, group(func(g *GroupSpec) { g.MaxUnhealthy = "1" })},
 		{"image fallback", false, false, func(s *Shard) {

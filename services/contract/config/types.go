@@ -352,6 +352,9 @@ type Template struct {
 	// Health checks, by name: commands or HTTP requests with which agents check what runs on the template's instances.
 	// An instance with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
+	// Command that the agent runs once before its VM is terminated, for example to finish work. The VM's drain waits
+	// for it.
+	Drain *DrainHook `json:"drain,omitempty"`
 	// Whether the leader also replaces instances that a load balancer of their group reports as unhealthy. It treats
 	// such a report like a failed health check. If true, every group of this template must set load_balancers.
 	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`

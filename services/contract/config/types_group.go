@@ -22,7 +22,8 @@ type GroupSpec struct {
 	Vars map[string]string `json:"vars,omitempty" support:"present"`
 	// Arguments of the provider's create call. They override those of the template. Strings inside are Go templates.
 	Args map[string]any `json:"args,omitempty" support:"present"`
-	// Names of the load balancers that healthy instances are registered with.
+	// Names of the load balancers that healthy instances are registered with. A drain waits for their deregistration
+	// delay.
 	LoadBalancers []string `json:"load_balancers,omitempty" support:"plain"`
 	// How long an instance may be drained before it is terminated. 0: no drain. Default: server.default_drain_timeout.
 	DrainTimeout *Duration `json:"drain_timeout,omitempty"`
@@ -140,6 +141,17 @@ type HealthCheck struct {
 	StartPeriod Duration `json:"start_period,omitempty"`
 }
 
+// DrainHook is a command that an agent runs once when its VM is drained.
+type DrainHook struct {
+	// Command and its arguments, which run without a shell. The command runs as the agent's user. Its environment has
+	// only PATH, NSTANCE_DRAIN_REASON (why the VM is deleted) and NSTANCE_DRAIN_DEADLINE (when the command is killed,
+	// in RFC 3339). If the command fails, the drain goes on.
+	Exec []string `json:"exec" rule:"required" support:"present"`
+	// How long the command may run, at most the group's drain_timeout. When this time or the drain is over, the agent
+	// kills the command and its children.
+	Timeout *Duration `json:"timeout,omitempty" default:"2m" rule:"positive"`
+}
+
 // HealthRequest is a GET request to the VM itself. It follows no redirects.
 type HealthRequest struct {
 	// Port of the request on the loopback address, from 1 to 65535.
@@ -179,7 +191,9 @@ type Group struct {
 	Vars          map[string]string
 	Files         map[string]File
 	// HealthChecks are those of the template, with their defaults.
-	HealthChecks  map[string]HealthCheck `json:",omitempty"`
+	HealthChecks map[string]HealthCheck `json:",omitempty"`
+	// Drain is that of the template, with its defaults; nil: none.
+	Drain         *DrainHook `json:",omitempty"`
 	Userdata      Userdata
 	LoadBalancers []string
 	// LoadBalancerHealth is that of the template.

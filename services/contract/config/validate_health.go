@@ -13,7 +13,7 @@ import (
 const (
 	// MaxHealthChecks is the most health checks that a template can have.
 	MaxHealthChecks = 32
-	// maxCommand is the maximum size of a health check's command with its arguments, in bytes.
+	// maxCommand is the maximum size of the command of a health check or a drain hook with its arguments, in bytes.
 	maxCommand   = 4096
 	maxArguments = 64
 	// maxThreshold is the largest threshold of a health check. It limits how many runs in a row may fail before the
@@ -53,6 +53,32 @@ func (c *checker) healthChecks(checks map[string]HealthCheck, path string) {
 				c.add(at+"."+field, "%d is more than %d", n, maxThreshold)
 			}
 		}
+	}
+}
+
+// drainHook checks the drain hook of a template.
+func (c *checker) drainHook(hook *DrainHook, path string) {
+	if hook != nil && len(hook.Exec) > 0 { // an empty list is reported as missing
+		c.command(hook.Exec, path+".exec")
+	}
+}
+
+// timeToDrain checks that a group with a drain hook drains for as long as the hook may run. A timeout that is equal to
+// its default may be longer, because the end of the drain ends the hook.
+func (c *checker) timeToDrain(g Group, path string) {
+	if g.Drain == nil {
+		return
+	}
+	path = ChildPath(path, "drain_timeout")
+	depends := []string{ChildPath("templates", g.Template) + ".drain", "server.default_drain_timeout"}
+	written := cloned(g.Drain)
+	unfill(written)
+	switch timeout := written.Timeout; {
+	case g.DrainTimeout == 0:
+		c.add(path, "is 0: the drain hook of template %s would have no time", g.Template).depends = depends
+	case timeout != nil && *timeout > g.DrainTimeout:
+		c.add(path, "%s is less than %s, the timeout of the drain hook of template %s", g.DrainTimeout, *timeout,
+			g.Template).depends = depends
 	}
 }
 

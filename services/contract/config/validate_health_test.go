@@ -61,6 +61,49 @@ func TestValidateHealthChecks(t *testing.T) {
 	}
 }
 
+// TestValidateDrainHook has one case for each rule of drain hooks.
+func TestValidateDrainHook(t *testing.T) {
+	const hook = `templates.t.drain`
+	in := func(server, fields, group string) string { return with(server, `, "drain": {`+fields+`}`, group, "") }
+	short := func(timeout string) string { return in("", `"exec": ["x"]`, `, "drain_timeout": `+timeout) }
+	for _, tt := range []struct {
+		name, src string
+		want      []string
+	}{
+		{"right", in("", `"exec": ["/usr/local/bin/drain", "-q", ""], "timeout": "5m"`, ""), nil},
+		{"as long as the drain", in("", `"exec": ["x"], "timeout": "90s"`, `, "drain_timeout": "90s"`), nil},
+		{"the default timeout of a short drain", short(`"10s"`), nil},
+		{"no command", with("", `, "drain": @{"timeout": "1m"}`, "", ""), []string{hook + `.exec: is required`}},
+		{"an empty list", in("", `"exec": @[]`, ""), []string{hook + `.exec: is required`}},
+		{"an empty command", in("", `"exec": @["", "x"]`, ""), []string{hook + `.exec: has no command`}},
+		{"zero byte", in("", `"exec": ["x", @"\u0000"]`, ""), []string{hook + `.exec[1]: has a zero byte`}},
+		{"too long", in("", `"exec": @["`+strings.Repeat("x", 4097)+`"]`, ""), []string{
+			hook + `.exec: has 1 words with 4097 bytes, at most 64 words with 4096 bytes are allowed`}},
+		{"no timeout", in("", `"exec": ["x"], "timeout": @"0s"`, ""), []string{hook + `.timeout: must be more than 0`}},
+		{"unknown field", in("", `"exec": ["x"], @"http": {}`, ""), []string{
+			hook + `.http: there is no such field (there are exec, timeout)`}},
+		{"a short drain", in("", `"exec": ["x"], "timeout": "91s"`, `, "drain_timeout": @"90s"`), []string{
+			`groups.default.g.drain_timeout: 1m30s is less than 1m31s, the timeout of the drain hook of template t`}},
+		{"a short drain of the shard", strings.Replace(in(`, "default_drain_timeout": "1m"`,
+			`"exec": ["x"], "timeout": "3m"`, ""), `"g": {`, `"g": @{`, 1), []string{
+			`groups.default.g.drain_timeout: 1m is less than 3m, the timeout of the drain hook of template t`}},
+		{"no drain", short(`@"0s"`), []string{
+			`groups.default.g.drain_timeout: is 0: the drain hook of template t would have no time`}},
+	} {
+		src, want := marked(tt.src, tt.want)
+		_, problems := Parse("f", []byte(src))
+		if diff := cmp.Diff(want, lines(problems)); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s\n%s", tt.name, diff, src)
+		}
+	}
+	s := mustParse(t, in("", `"exec": ["x"], "timeout": "4m"`, ""))
+	minute := Duration(time.Minute)
+	err := CheckUpsert(s, GroupKey{"default", "new"}, GroupSpec{Template: "t", DrainTimeout: &minute})
+	if err == nil || !strings.Contains(err.Error(), "drain_timeout: 1m is less than 4m") {
+		t.Errorf("a dynamic group: %v", err)
+	}
+}
+
 // TestValidateLoadBalancerHealth has one case for each rule of load_balancer_health.
 func TestValidateLoadBalancerHealth(t *testing.T) {
 	const on = `, "load_balancer_health": true`

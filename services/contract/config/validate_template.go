@@ -57,6 +57,7 @@ func (c *checker) templates() {
 		}
 		c.dynamic(t, path+".dynamic")
 		c.healthChecks(t.HealthChecks, path+".health_checks")
+		c.drainHook(t.Drain, path+".drain")
 		c.balancersTellHealth(t, path+".load_balancer_health")
 		for _, file := range sortedKeys(t.Files) {
 			at := ChildPath(path+".files", file)

@@ -23,7 +23,8 @@ const (
 	EventInstancePendingDeletion EventKind = "instance_pending_deletion"
 	EventInstanceDeleted         EventKind = "instance_deleted"
 	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
-	EventInstanceFlaps           EventKind = "instance_flaps" // it fails and recovers again and again
+	EventInstanceFlaps           EventKind = "instance_flaps"      // it fails and recovers again and again
+	EventInstanceDrainHook       EventKind = "instance_drain_hook" // its drain hook has ended
 	EventRegistrationRefused     EventKind = "registration_refused"
 	EventOperatorRegistered      EventKind = "operator_registered"
 	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
@@ -48,7 +49,7 @@ func EventKinds() []EventKind {
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
-		EventOperatorRegistered, EventInstanceFlaps}
+		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

@@ -126,7 +126,7 @@ func actionRows(actions []*nstancev1.PlannedAction) (rows [][]cell) {
 func verdictRows(verdicts []*nstancev1.InstanceVerdict) (rows [][]cell) {
 	for _, v := range verdicts {
 		rows = append(rows, plain(v.GetInstanceId(), num(v.GetRule()), v.GetRuleName(), stamp(fleet.Time(v.GetUntil())),
-			v.GetWork(), stamp(fleet.Time(v.GetDrainDeadline()))))
+			cmp.Or(v.GetWork(), v.GetDrainWaits()), stamp(fleet.Time(v.GetDrainDeadline()))))
 	}
 	return rows
 }

@@ -123,6 +123,7 @@ func plantConfig(t *testing.T, s secretsOf, document, health string) []byte {
 	template.HealthChecks = map[string]config.HealthCheck{
 		"command": {Exec: []string{"/bin/check", "--password", add("health check")}},
 		"request": {HTTP: &config.HealthRequest{Port: 80, Path: "/health?token=" + add("path of a health check")}}}
+	template.Drain = &config.DrainHook{Exec: []string{"/bin/drain", "--token", add("drain hook")}}
 	shard.Templates["worker"] = template
 	group := shard.Groups["default"]["workers"]
 	group.Vars = map[string]string{"K": add("variable of a group")}

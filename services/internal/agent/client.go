@@ -70,6 +70,9 @@ type Options struct {
 	Hook func(ctx context.Context, changed []string) error
 	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
 	Probe check.Probe
+	// DrainHook runs the command of the drain hook until ctx ends, with the given variables. It returns why the command
+	// failed, or "". See [check.Hook]. Optional. Without it the agent runs no drain hook.
+	DrainHook func(ctx context.Context, command []string, environ ...string) (failure string)
 	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Version is the agent's version, which the agent reports to the server. Optional.
@@ -101,16 +104,18 @@ type Client struct {
 	announced []string
 	standing  standing
 	health    health
+	drain     drain
 }
 
 // standing is the state that the agent reports again in the first report of every stream.
 type standing struct {
 	termination *nstancev1.TerminationNotice
-	stop        *announcement // nil: no announcement
-	urgent      bool          // the notice or the announcement is not reported yet
-	changed     bool          // files, keys or health checks may have changed since the last report of them
-	unwell      string        // why the agent is unhealthy; empty: healthy
-	remark      string        // reported as the message of a healthy agent
+	stop        *announcement          // nil: no announcement
+	urgent      bool                   // the notice, the announcement or the end of the drain hook is not reported yet
+	drain       *nstancev1.DrainReport // nil: the drain hook has not ended
+	changed     bool                   // files, keys or health checks may have changed since the last report of them
+	unwell      string                 // why the agent is unhealthy; empty: healthy
+	remark      string                 // reported as the message of a healthy agent
 }
 
 // New returns an agent that is not running yet.
@@ -129,6 +134,7 @@ func New(o Options) *Client {
 		wake:     make(chan struct{}, 1),
 		process:  rand.Text(),
 		health:   health{problem: errors.New("starting")},
+		drain:    drain{asked: make(chan *nstancev1.Drain, 1)},
 	}
 	if o.Probe != nil {
 		c.checks = check.New(o.Probe, func() { c.update(func(s *standing) { s.changed = true }) })
@@ -149,6 +155,10 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	if c.checks != nil {
 		group.Go(func() error { return c.checks.Run(ctx) })
+	}
+	if c.DrainHook != nil {
+		c.loadDrain()
+		group.Go(func() error { return c.runDrain(ctx) })
 	}
 	group.Go(func() error { return c.stayConnected(ctx) })
 	return group.Wait()

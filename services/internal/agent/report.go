@@ -210,9 +210,9 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether the next report must contain the states of files, keys and checks. A notice or an
-// announcement that the agent has not reported yet goes first: the agent sends a report without these states, and
-// takeNews returns false.
+// takeNews reports whether the next report must contain the states of files, keys and checks. A notice, an announcement
+// or the end of the drain hook that the agent has not reported yet goes first: the agent sends a report without these
+// states, and takeNews returns false.
 func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,6 +268,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report.Termination = remainingNotice(r.standing.termination, time.Now())
+	report.Drain = r.standing.drain
 	report.Healthy = r.standing.unwell == ""
 	report.Message = folder.Clip(cmp.Or(r.standing.unwell, r.standing.remark), folder.MaxReportedText)
 	stop := r.standing.stop

@@ -124,6 +124,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		Attest:     attestor(s, log),
 		Hook:       hook,
 		Probe:      check.Local,
+		DrainHook:  check.Hook,
 		Version:    version,
 		Log:        log,
 	}), nil

@@ -245,12 +245,13 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends. The server may also send health checks and key
-// requests on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in the middle of a batch,
-// the agent drops the batch.
+// receiveFiles stores the batches of files that the server sends. The server may also send health checks, key
+// requests and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in the middle
+// of a batch, the agent drops the batch.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
-	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true}
+	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true,
+		WithDrain: c.DrainHook != nil}
 	if c.checks != nil {
 		request.WithHealthChecks, request.HealthChecksVersion = true, c.checks.Version()
 	}
@@ -274,6 +275,10 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 				c.checks.Set(event.HealthChecks.GetVersion(), event.HealthChecks.GetChecks())
 				c.Log.Info("Health checks changed", "checks", len(event.HealthChecks.GetChecks()))
 				c.update(func(s *standing) { s.changed = true })
+			}
+		case *nstancev1.ReceiveFilesResponse_Drain:
+			if c.DrainHook != nil {
+				c.askDrain(event.Drain)
 			}
 		case *nstancev1.ReceiveFilesResponse_File:
 			batch.Add(event.File)

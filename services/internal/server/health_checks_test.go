@@ -34,6 +34,19 @@ type checkedFleet struct {
 	started []ident.ID
 	fails   map[ident.ID]bool
 	ran     map[ident.ID]string // the command of the last run
+	drain   func(command []string, environ ...string) (failure string)
+}
+
+// newCheckedFleet returns a fleet of the shard's VMs, which run until the end of the test.
+func newCheckedFleet(r *testShard) *checkedFleet {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := &checkedFleet{shard: r, ctx: ctx, fails: map[ident.ID]bool{}, ran: map[ident.ID]string{}}
+	r.t.Cleanup(func() {
+		cancel()
+		f.wg.Wait()
+	})
+	r.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(f.boot)})
+	return f
 }
 
 // boot starts the agent of a VM. The agent finds the files that the VM's boot script would write: the nonce and the CA.
@@ -60,6 +73,8 @@ func (f *checkedFleet) boot(c mock.Call) {
 				return "exit status 1: out of order"
 			}
 			return ""
+		}, DrainHook: func(_ context.Context, command []string, environ ...string) string {
+			return f.drain(command, environ...)
 		}})
 	f.wg.Go(func() { _ = client.Run(f.ctx) })
 }
@@ -68,13 +83,7 @@ func (f *checkedFleet) boot(c mock.Call) {
 // and state the check's name and reason in the deletion. Running agents must also receive a changed check.
 func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	r := newTestShard(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	f := &checkedFleet{shard: r, ctx: ctx, fails: map[ident.ID]bool{}, ran: map[ident.ID]string{}}
-	t.Cleanup(func() {
-		cancel()
-		f.wg.Wait()
-	})
-	r.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(f.boot)})
+	f := newCheckedFleet(r)
 	configure := func(command string) {
 		r.configure(func(doc map[string]any) {
 			doc["server"].(map[string]any)["check_registration_address"] = false
@@ -97,7 +106,7 @@ func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	p.await("the check to run", func() bool { return ran(0, "first") })
 
 	configure("second")
-	if _, _, err := p.server.manager.Refresh(ctx); err != nil {
+	if _, _, err := p.server.manager.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.await("the changed check to run on the same VM", func() bool { return ran(0, "second") })
@@ -112,5 +121,53 @@ func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	p.await("the first VM to end", func() bool {
 		return strings.Contains(p.log.String(), "health check fails: web: exit status 1: out of order, and enough") &&
 			r.running() == 1
+	})
+}
+
+// TestDrainHookOfAnAgent lets a group shrink. The real agent of its VM runs the drain hook while the VM still runs, and
+// the journal says how the hook ended.
+func TestDrainHookOfAnAgent(t *testing.T) {
+	r := newTestShard(t)
+	f := newCheckedFleet(r)
+	started, end := make(chan []string, 10), make(chan string)
+	f.drain = func(command []string, environ ...string) string {
+		started <- append(command, environ...)
+		return <-end
+	}
+	configure := func(size int) {
+		r.configure(func(doc map[string]any) {
+			doc["server"].(map[string]any)["check_registration_address"] = false
+			doc["defaults"] = map[string]any{"userdata": map[string]any{
+				"content": "{{ .Nonce }}\n{{ .Cluster.CACert }}"}}
+			doc["templates"].(map[string]any)["t"].(map[string]any)["drain"] = map[string]any{
+				"exec": []string{"/usr/local/bin/drain", "-q"}, "timeout": "1m"}
+			doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": size,
+				"drain_timeout": "10m"}}}
+		})
+	}
+	configure(1)
+	p := r.start(testKey)
+	p.await("a healthy VM", func() bool { return strings.Contains(p.log.String(), `"kind":"instance_healthy"`) })
+	configure(0)
+	if _, _, err := p.server.manager.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	p.await("the hook to run", func() bool {
+		select {
+		case got = <-started:
+			return true
+		default:
+			return false
+		}
+	})
+	if text := strings.Join(got, " "); !strings.HasPrefix(text, "/usr/local/bin/drain -q NSTANCE_DRAIN_REASON=") ||
+		!strings.Contains(text, " NSTANCE_DRAIN_DEADLINE=20") || r.running() != 1 {
+		t.Errorf("%q ran, with %d VMs", text, r.running())
+	}
+	end <- "exit status 1: no peers"
+	p.await("the event", func() bool {
+		return strings.Contains(p.log.String(), `"kind":"instance_drain_hook"`) &&
+			strings.Contains(p.log.String(), "the drain hook failed: exit status 1: no peers")
 	})
 }

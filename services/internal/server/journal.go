@@ -82,7 +82,7 @@ var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventCreating: "leader", shardstate.EventCreated: "provider", shardstate.EventRegistered: "agent",
 	shardstate.EventHealthy: "agent", shardstate.EventUnhealthy: "agent", shardstate.EventNotice: "agent",
 	shardstate.EventPendingDeletion: "leader", shardstate.EventDeleted: "leader", shardstate.EventFilesPushed: "leader",
-	shardstate.EventFlaps: "leader",
+	shardstate.EventFlaps: "leader", shardstate.EventDrainHook: "agent",
 }
 
 // journalAlert records that an alert was raised or resolved.

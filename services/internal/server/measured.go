@@ -121,6 +121,10 @@ func (m *measuredProvider) MemberHealth(ctx context.Context, lb string, vms []in
 		}, vms)
 }
 
+func (m *measuredProvider) DeregistrationDelay(ctx context.Context, lb string) (time.Duration, error) {
+	return measureCall(ctx, m, "deregistration_delay", capability[infra.DeregistrationDelay](m).DeregistrationDelay, lb)
+}
+
 func (m *measuredProvider) Resolve(ctx context.Context, query infra.ImageQuery) (string, error) {
 	return measureCall(ctx, m, "resolve_image", capability[infra.Images](m).Resolve, query)
 }

@@ -31,7 +31,8 @@ var (
 	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
 
-	_ infra.LoadBalancerHealth = (*fullProvider)(nil)
+	_ infra.LoadBalancerHealth  = (*fullProvider)(nil)
+	_ infra.DeregistrationDelay = (*fullProvider)(nil)
 )
 
 func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
@@ -81,6 +82,10 @@ func (p *fullProvider) Register(ctx context.Context, _ string, _ infra.VM) error
 func (p *fullProvider) Deregister(ctx context.Context, _ string, _ infra.VM) error {
 	p.last = ctx
 	return infra.Throttled
+}
+func (p *fullProvider) DeregistrationDelay(ctx context.Context, _ string) (time.Duration, error) {
+	p.last = ctx
+	return 0, infra.Throttled
 }
 func (p *fullProvider) MemberHealth(ctx context.Context, _ string, _ []infra.VM) (map[string]infra.MemberHealth,
 	error) {
@@ -176,6 +181,7 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	capacity, _ := infra.Capability[infra.SubnetCapacity](provider)
 	balancers, _ := infra.Capability[infra.LoadBalancers](provider)
 	members, _ := infra.Capability[infra.LoadBalancerHealth](provider)
+	delays, _ := infra.Capability[infra.DeregistrationDelay](provider)
 	images, _ := infra.Capability[infra.Images](provider)
 	types, _ := infra.Capability[infra.InstanceTypes](provider)
 	ctx := context.Background()
@@ -186,10 +192,12 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	_ = balancers.Register(ctx, "", infra.VM{})
 	_ = balancers.Deregister(ctx, "", infra.VM{})
 	_, _ = members.MemberHealth(ctx, "", nil)
+	_, _ = delays.DeregistrationDelay(ctx, "")
 	_, _ = images.Resolve(ctx, infra.ImageQuery{})
 	_, _ = types.DescribeType(ctx, "")
 	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
-		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1, "load_balancer_health": 1}
+		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1, "load_balancer_health": 1,
+		"deregistration_delay": 1}
 	if !reflect.DeepEqual(calls, want) {
 		t.Errorf("counted %v, want %v", calls, want)
 	}

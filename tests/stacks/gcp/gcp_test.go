@@ -62,7 +62,14 @@ var server = map[string]any{"health_check_interval": "2s", "default_drain_timeou
 func attested() map[string]any {
 	with := maps.Clone(server)
 	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
-	return map[string]any{"server": with}
+	return hooked(with)
+}
+
+// hooked returns a configuration with the settings "server", in which the VMs have a drain hook.
+func hooked(server map[string]any) map[string]any {
+	config := scenario.Hooked()
+	config["server"] = server
+	return config
 }
 
 // TestStacks applies the examples with tofu. With the flag -terraform, it applies one of the examples with terraform
@@ -170,7 +177,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	stack.Write(t, "flips_override.tf", override)
 	maps.Copy(vars, example)
 	giveAccount(t, stack, false)
-	vars["config"] = map[string]any{"server": server}
+	vars["config"] = hooked(server)
 	s.Rolls(t, stack, vars, everyPermission)
 	if now := s.Servers(); !slices.Equal(now, old) {
 		t.Errorf("after the flips the servers are %v, want %v, as before", now, old)

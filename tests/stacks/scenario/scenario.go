@@ -136,6 +136,46 @@ func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args 
 	}
 	stack.ApplyPlan(t)
 	s.Settled(t, len(old), old)
+	s.drained(t, old)
+}
+
+// hookTime is how long the drain hook of [Hooked] runs.
+const hookTime = 15 * time.Second
+
+// Hooked returns a configuration that gives the VMs of the examples a drain hook. Without the hook's end, a drain lasts
+// for ten minutes.
+func Hooked() map[string]any {
+	return map[string]any{
+		"templates": map[string]any{"worker": map[string]any{
+			"drain": map[string]any{"exec": []string{"/bin/sleep", fmt.Sprint(hookTime.Seconds())}}}},
+		"groups": map[string]any{"default": map[string]any{"workers": map[string]any{"drain_timeout": "10m"}}},
+	}
+}
+
+// drained checks that VMs with the drain hook of [Hooked] were terminated when their hook had ended.
+func (s *Shard) drained(t *testing.T, old []string) {
+	t.Helper()
+	found := 0
+	if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+		if !slices.Contains(old, instance.ProviderID) {
+			return
+		}
+		found++
+		if instance.State != record.Deleted {
+			return // the cloud still ends the VM
+		}
+		took := instance.DeletedAt.Sub(instance.DeletingAt)
+		t.Logf("%s: %.1f s from the decision to the end of the VM", instance.ProviderID, took.Seconds())
+		if took < hookTime || took > hookTime+time.Minute {
+			t.Errorf("%s was deleted %s after the decision, its drain hook runs for %s", instance.ProviderID, took,
+				hookTime)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	if found != len(old) {
+		t.Errorf("%d of the %d replaced VMs have records", found, len(old))
+	}
 }
 
 // ReplacesInterrupted makes the cloud announce that it takes a Spot VM away. The replacement must start while that VM

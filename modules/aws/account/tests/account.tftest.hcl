@@ -70,8 +70,8 @@ run "choices" {
   }
 
   assert {
-    condition     = [for s in jsondecode(output.server_policies["one"]).Statement : contains(s.Action, "elasticloadbalancing:DescribeTargetHealth") if s.Sid == "Describe"] == [true]
-    error_message = "the servers cannot read the health of targets"
+    condition     = [for s in jsondecode(output.server_policies["one"]).Statement : length(setintersection(s.Action, ["elasticloadbalancing:DescribeTargetGroupAttributes", "elasticloadbalancing:DescribeTargetHealth"])) if s.Sid == "Describe"] == [2]
+    error_message = "the servers cannot read the attributes of target groups, or the health of targets"
   }
   assert {
     condition     = aws_iam_role.server["one"].name == "mine-nstance-server-one" && aws_iam_role.server["one"].path == "/nstance/" && aws_iam_role.agent.permissions_boundary == var.permissions_boundary && aws_iam_role.server["one"].permissions_boundary == var.permissions_boundary

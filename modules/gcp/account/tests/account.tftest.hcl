@@ -24,8 +24,8 @@ variables {
 
 run "sealed" {
   assert {
-    condition     = !contains(keys(google_project_iam_member.server), "us-central1-a/health_reader")
-    error_message = "the servers may read the health in load balancers, and no variable says so"
+    condition     = !contains(keys(google_project_iam_member.server), "us-central1-a/balancer")
+    error_message = "the servers may use load balancers, and no variable says so"
   }
   assert {
     condition     = google_service_account.server["us-central1-a"].account_id == "example-us-central1-a" && length(google_service_account.agent) == 0 && output.account.agent_service_account == null
@@ -70,7 +70,6 @@ run "secrets_service" {
     shards                = { one = { zone = "us-central1-a", secrets = ["web_*"], service_accounts = ["web-server@my-project.iam.gserviceaccount.com"] } }
     agent_service_account = true
     load_balancers        = true
-    load_balancer_health  = true
   }
 
   assert {
@@ -90,7 +89,7 @@ run "secrets_service" {
     error_message = google_storage_bucket_iam_member.server["one/lister"].condition[0].expression
   }
   assert {
-    condition     = toset(keys(google_service_account_iam_member.agent)) == toset(["one/agent", "one/web-server@my-project.iam.gserviceaccount.com"]) && contains(keys(google_project_iam_member.server), "one/balancer") && contains(keys(google_project_iam_member.server), "one/health_reader")
+    condition     = toset(keys(google_service_account_iam_member.agent)) == toset(["one/agent", "one/web-server@my-project.iam.gserviceaccount.com"]) && contains(keys(google_project_iam_member.server), "one/balancer")
     error_message = "the VMs' accounts are ${jsonencode(keys(google_service_account_iam_member.agent))}"
   }
 }

@@ -178,7 +178,7 @@ func (x HealthCheckState_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HealthCheckState_Status.Descriptor instead.
 func (HealthCheckState_Status) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16, 0}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type KeyGenRequestsRequest struct {
@@ -474,8 +474,11 @@ type ReceiveFilesRequest struct {
 	// Version of the health checks that the agent has; empty: none. The server sends checks only if their version
 	// differs.
 	HealthChecksVersion string `protobuf:"bytes,4,opt,name=health_checks_version,json=healthChecksVersion,proto3" json:"health_checks_version,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Says that the agent runs the drain hook. The server sends Drain when the instance's drain begins, and on each new
+	// stream during the drain.
+	WithDrain     bool `protobuf:"varint,5,opt,name=with_drain,json=withDrain,proto3" json:"with_drain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReceiveFilesRequest) Reset() {
@@ -536,6 +539,13 @@ func (x *ReceiveFilesRequest) GetHealthChecksVersion() string {
 	return ""
 }
 
+func (x *ReceiveFilesRequest) GetWithDrain() bool {
+	if x != nil {
+		return x.WithDrain
+	}
+	return false
+}
+
 type ReceiveFilesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -544,6 +554,7 @@ type ReceiveFilesResponse struct {
 	//	*ReceiveFilesResponse_Commit
 	//	*ReceiveFilesResponse_KeyRequests
 	//	*ReceiveFilesResponse_HealthChecks
+	//	*ReceiveFilesResponse_Drain
 	Event         isReceiveFilesResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -622,6 +633,15 @@ func (x *ReceiveFilesResponse) GetHealthChecks() *HealthChecks {
 	return nil
 }
 
+func (x *ReceiveFilesResponse) GetDrain() *Drain {
+	if x != nil {
+		if x, ok := x.Event.(*ReceiveFilesResponse_Drain); ok {
+			return x.Drain
+		}
+	}
+	return nil
+}
+
 type isReceiveFilesResponse_Event interface {
 	isReceiveFilesResponse_Event()
 }
@@ -645,6 +665,12 @@ type ReceiveFilesResponse_HealthChecks struct {
 	HealthChecks *HealthChecks `protobuf:"bytes,4,opt,name=health_checks,json=healthChecks,proto3,oneof"`
 }
 
+type ReceiveFilesResponse_Drain struct {
+	// The instance's drain has begun. Sent at most once per stream, and only if the request has with_drain and the
+	// instance's template has a drain hook.
+	Drain *Drain `protobuf:"bytes,5,opt,name=drain,proto3,oneof"`
+}
+
 func (*ReceiveFilesResponse_File) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
@@ -652,6 +678,81 @@ func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
 func (*ReceiveFilesResponse_KeyRequests) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_HealthChecks) isReceiveFilesResponse_Event() {}
+
+func (*ReceiveFilesResponse_Drain) isReceiveFilesResponse_Event() {}
+
+// Drain asks the agent to run the drain hook, once in the instance's life, and to report its end.
+type Drain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the instance is deleted.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The time from the sending of this message to the end of the drain.
+	Remaining *durationpb.Duration `protobuf:"bytes,2,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// Command and its arguments.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	// How long the command may run.
+	Timeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Drain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Drain) GetRemaining() *durationpb.Duration {
+	if x != nil {
+		return x.Remaining
+	}
+	return nil
+}
+
+func (x *Drain) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Drain) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
 
 // HealthChecks are all health checks of an instance.
 type HealthChecks struct {
@@ -665,7 +766,7 @@ type HealthChecks struct {
 
 func (x *HealthChecks) Reset() {
 	*x = HealthChecks{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +778,7 @@ func (x *HealthChecks) String() string {
 func (*HealthChecks) ProtoMessage() {}
 
 func (x *HealthChecks) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +791,7 @@ func (x *HealthChecks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChecks.ProtoReflect.Descriptor instead.
 func (*HealthChecks) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HealthChecks) GetVersion() string {
@@ -732,7 +833,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +845,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +858,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HealthCheck) GetName() string {
@@ -853,7 +954,7 @@ type ExecProbe struct {
 
 func (x *ExecProbe) Reset() {
 	*x = ExecProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +966,7 @@ func (x *ExecProbe) String() string {
 func (*ExecProbe) ProtoMessage() {}
 
 func (x *ExecProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +979,7 @@ func (x *ExecProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
 func (*ExecProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExecProbe) GetCommand() []string {
@@ -900,7 +1001,7 @@ type HttpProbe struct {
 
 func (x *HttpProbe) Reset() {
 	*x = HttpProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1013,7 @@ func (x *HttpProbe) String() string {
 func (*HttpProbe) ProtoMessage() {}
 
 func (x *HttpProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1026,7 @@ func (x *HttpProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpProbe.ProtoReflect.Descriptor instead.
 func (*HttpProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HttpProbe) GetPort() uint32 {
@@ -963,7 +1064,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1076,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1089,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *File) GetName() string {
@@ -1028,7 +1129,7 @@ type FilesCommit struct {
 
 func (x *FilesCommit) Reset() {
 	*x = FilesCommit{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1141,7 @@ func (x *FilesCommit) String() string {
 func (*FilesCommit) ProtoMessage() {}
 
 func (x *FilesCommit) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1154,7 @@ func (x *FilesCommit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesCommit.ProtoReflect.Descriptor instead.
 func (*FilesCommit) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FilesCommit) GetRuntimeHash() string {
@@ -1101,14 +1202,16 @@ type ReportHealthRequest struct {
 	Ipv6         string `protobuf:"bytes,15,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
 	Hostname     string `protobuf:"bytes,16,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	// States of all health checks, in each report that has files and keys. Agents that run no health checks leave it out.
-	HealthChecks  *HealthCheckReport `protobuf:"bytes,17,opt,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
+	HealthChecks *HealthCheckReport `protobuf:"bytes,17,opt,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
+	// How the drain hook ended. In each report after its end.
+	Drain         *DrainReport `protobuf:"bytes,18,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportHealthRequest) Reset() {
 	*x = ReportHealthRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1223,7 @@ func (x *ReportHealthRequest) String() string {
 func (*ReportHealthRequest) ProtoMessage() {}
 
 func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1236,7 @@ func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthRequest.ProtoReflect.Descriptor instead.
 func (*ReportHealthRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReportHealthRequest) GetInstanceId() string {
@@ -1255,6 +1358,59 @@ func (x *ReportHealthRequest) GetHealthChecks() *HealthCheckReport {
 	return nil
 }
 
+func (x *ReportHealthRequest) GetDrain() *DrainReport {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// DrainReport says that the drain hook has ended.
+type DrainReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the hook failed: one line of at most 256 bytes. Empty: it succeeded.
+	Error         string `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainReport) Reset() {
+	*x = DrainReport{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainReport) ProtoMessage() {}
+
+func (x *DrainReport) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainReport.ProtoReflect.Descriptor instead.
+func (*DrainReport) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DrainReport) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type HealthCheckReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the checks that the agent runs.
@@ -1266,7 +1422,7 @@ type HealthCheckReport struct {
 
 func (x *HealthCheckReport) Reset() {
 	*x = HealthCheckReport{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1434,7 @@ func (x *HealthCheckReport) String() string {
 func (*HealthCheckReport) ProtoMessage() {}
 
 func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1447,7 @@ func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckReport.ProtoReflect.Descriptor instead.
 func (*HealthCheckReport) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HealthCheckReport) GetVersion() string {
@@ -1320,7 +1476,7 @@ type HealthCheckState struct {
 
 func (x *HealthCheckState) Reset() {
 	*x = HealthCheckState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1488,7 @@ func (x *HealthCheckState) String() string {
 func (*HealthCheckState) ProtoMessage() {}
 
 func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1501,7 @@ func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckState.ProtoReflect.Descriptor instead.
 func (*HealthCheckState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HealthCheckState) GetName() string {
@@ -1387,7 +1543,7 @@ type Metrics struct {
 
 func (x *Metrics) Reset() {
 	*x = Metrics{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1555,7 @@ func (x *Metrics) String() string {
 func (*Metrics) ProtoMessage() {}
 
 func (x *Metrics) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1568,7 @@ func (x *Metrics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metrics.ProtoReflect.Descriptor instead.
 func (*Metrics) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Metrics) GetCpu() float64 {
@@ -1480,7 +1636,7 @@ type FileState struct {
 
 func (x *FileState) Reset() {
 	*x = FileState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1648,7 @@ func (x *FileState) String() string {
 func (*FileState) ProtoMessage() {}
 
 func (x *FileState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1661,7 @@ func (x *FileState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileState.ProtoReflect.Descriptor instead.
 func (*FileState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FileState) GetName() string {
@@ -1555,7 +1711,7 @@ type KeyState struct {
 
 func (x *KeyState) Reset() {
 	*x = KeyState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1723,7 @@ func (x *KeyState) String() string {
 func (*KeyState) ProtoMessage() {}
 
 func (x *KeyState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1736,7 @@ func (x *KeyState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyState.ProtoReflect.Descriptor instead.
 func (*KeyState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeyState) GetName() string {
@@ -1618,7 +1774,7 @@ type TerminationNotice struct {
 
 func (x *TerminationNotice) Reset() {
 	*x = TerminationNotice{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1786,7 @@ func (x *TerminationNotice) String() string {
 func (*TerminationNotice) ProtoMessage() {}
 
 func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1799,7 @@ func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminationNotice.ProtoReflect.Descriptor instead.
 func (*TerminationNotice) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TerminationNotice) GetKind() string {
@@ -1675,7 +1831,7 @@ type ReportHealthResponse struct {
 
 func (x *ReportHealthResponse) Reset() {
 	*x = ReportHealthResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1843,7 @@ func (x *ReportHealthResponse) String() string {
 func (*ReportHealthResponse) ProtoMessage() {}
 
 func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1856,7 @@ func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthResponse.ProtoReflect.Descriptor instead.
 func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 type AgentServiceRenewCertificateRequest struct {
@@ -1716,7 +1872,7 @@ type AgentServiceRenewCertificateRequest struct {
 
 func (x *AgentServiceRenewCertificateRequest) Reset() {
 	*x = AgentServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1884,7 @@ func (x *AgentServiceRenewCertificateRequest) String() string {
 func (*AgentServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1897,7 @@ func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use AgentServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
@@ -1769,7 +1925,7 @@ type AgentServiceRenewCertificateResponse struct {
 
 func (x *AgentServiceRenewCertificateResponse) Reset() {
 	*x = AgentServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1937,7 @@ func (x *AgentServiceRenewCertificateResponse) String() string {
 func (*AgentServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1950,7 @@ func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use AgentServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AgentServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -1840,19 +1996,27 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\tPublicKey\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pkix\x18\x02 \x01(\fR\x04pkix\"\x1a\n" +
-	"\x18SubmitPublicKeysResponse\"\xc4\x01\n" +
+	"\x18SubmitPublicKeysResponse\"\xe3\x01\n" +
 	"\x13ReceiveFilesRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12*\n" +
 	"\x11with_key_requests\x18\x02 \x01(\bR\x0fwithKeyRequests\x12,\n" +
 	"\x12with_health_checks\x18\x03 \x01(\bR\x10withHealthChecks\x122\n" +
-	"\x15health_checks_version\x18\x04 \x01(\tR\x13healthChecksVersion\"\x84\x02\n" +
+	"\x15health_checks_version\x18\x04 \x01(\tR\x13healthChecksVersion\x12\x1d\n" +
+	"\n" +
+	"with_drain\x18\x05 \x01(\bR\twithDrain\"\xaf\x02\n" +
 	"\x14ReceiveFilesResponse\x12&\n" +
 	"\x04file\x18\x01 \x01(\v2\x10.nstance.v1.FileH\x00R\x04file\x121\n" +
 	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commit\x12G\n" +
 	"\fkey_requests\x18\x03 \x01(\v2\".nstance.v1.KeyGenRequestsResponseH\x00R\vkeyRequests\x12?\n" +
-	"\rhealth_checks\x18\x04 \x01(\v2\x18.nstance.v1.HealthChecksH\x00R\fhealthChecksB\a\n" +
-	"\x05event\"Y\n" +
+	"\rhealth_checks\x18\x04 \x01(\v2\x18.nstance.v1.HealthChecksH\x00R\fhealthChecks\x12)\n" +
+	"\x05drain\x18\x05 \x01(\v2\x11.nstance.v1.DrainH\x00R\x05drainB\a\n" +
+	"\x05event\"\xa7\x01\n" +
+	"\x05Drain\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x127\n" +
+	"\tremaining\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x123\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"Y\n" +
 	"\fHealthChecks\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12/\n" +
 	"\x06checks\x18\x02 \x03(\v2\x17.nstance.v1.HealthCheckR\x06checks\"\x88\x03\n" +
@@ -1882,7 +2046,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x03 \x03(\v2#.nstance.v1.FilesCommit.Sha256EntryR\x06sha256\x1a9\n" +
 	"\vSha256Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd5\x05\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -1902,7 +2066,10 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x04ipv4\x18\x0e \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x0f \x01(\tR\x04ipv6\x12\x1a\n" +
 	"\bhostname\x18\x10 \x01(\tR\bhostname\x12B\n" +
-	"\rhealth_checks\x18\x11 \x01(\v2\x1d.nstance.v1.HealthCheckReportR\fhealthChecks\"c\n" +
+	"\rhealth_checks\x18\x11 \x01(\v2\x1d.nstance.v1.HealthCheckReportR\fhealthChecks\x12-\n" +
+	"\x05drain\x18\x12 \x01(\v2\x17.nstance.v1.DrainReportR\x05drain\"#\n" +
+	"\vDrainReport\x12\x14\n" +
+	"\x05error\x18\x01 \x01(\tR\x05error\"c\n" +
 	"\x11HealthCheckReport\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x124\n" +
 	"\x06states\x18\x02 \x03(\v2\x1c.nstance.v1.HealthCheckStateR\x06states\"\xda\x01\n" +
@@ -1982,7 +2149,7 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
 	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
@@ -1995,70 +2162,76 @@ var file_nstance_v1_agent_proto_goTypes = []any{
 	(*SubmitPublicKeysResponse)(nil),             // 8: nstance.v1.SubmitPublicKeysResponse
 	(*ReceiveFilesRequest)(nil),                  // 9: nstance.v1.ReceiveFilesRequest
 	(*ReceiveFilesResponse)(nil),                 // 10: nstance.v1.ReceiveFilesResponse
-	(*HealthChecks)(nil),                         // 11: nstance.v1.HealthChecks
-	(*HealthCheck)(nil),                          // 12: nstance.v1.HealthCheck
-	(*ExecProbe)(nil),                            // 13: nstance.v1.ExecProbe
-	(*HttpProbe)(nil),                            // 14: nstance.v1.HttpProbe
-	(*File)(nil),                                 // 15: nstance.v1.File
-	(*FilesCommit)(nil),                          // 16: nstance.v1.FilesCommit
-	(*ReportHealthRequest)(nil),                  // 17: nstance.v1.ReportHealthRequest
-	(*HealthCheckReport)(nil),                    // 18: nstance.v1.HealthCheckReport
-	(*HealthCheckState)(nil),                     // 19: nstance.v1.HealthCheckState
-	(*Metrics)(nil),                              // 20: nstance.v1.Metrics
-	(*FileState)(nil),                            // 21: nstance.v1.FileState
-	(*KeyState)(nil),                             // 22: nstance.v1.KeyState
-	(*TerminationNotice)(nil),                    // 23: nstance.v1.TerminationNotice
-	(*ReportHealthResponse)(nil),                 // 24: nstance.v1.ReportHealthResponse
-	(*AgentServiceRenewCertificateRequest)(nil),  // 25: nstance.v1.AgentServiceRenewCertificateRequest
-	(*AgentServiceRenewCertificateResponse)(nil), // 26: nstance.v1.AgentServiceRenewCertificateResponse
-	nil,                           // 27: nstance.v1.FilesCommit.Sha256Entry
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*Drain)(nil),                                // 11: nstance.v1.Drain
+	(*HealthChecks)(nil),                         // 12: nstance.v1.HealthChecks
+	(*HealthCheck)(nil),                          // 13: nstance.v1.HealthCheck
+	(*ExecProbe)(nil),                            // 14: nstance.v1.ExecProbe
+	(*HttpProbe)(nil),                            // 15: nstance.v1.HttpProbe
+	(*File)(nil),                                 // 16: nstance.v1.File
+	(*FilesCommit)(nil),                          // 17: nstance.v1.FilesCommit
+	(*ReportHealthRequest)(nil),                  // 18: nstance.v1.ReportHealthRequest
+	(*DrainReport)(nil),                          // 19: nstance.v1.DrainReport
+	(*HealthCheckReport)(nil),                    // 20: nstance.v1.HealthCheckReport
+	(*HealthCheckState)(nil),                     // 21: nstance.v1.HealthCheckState
+	(*Metrics)(nil),                              // 22: nstance.v1.Metrics
+	(*FileState)(nil),                            // 23: nstance.v1.FileState
+	(*KeyState)(nil),                             // 24: nstance.v1.KeyState
+	(*TerminationNotice)(nil),                    // 25: nstance.v1.TerminationNotice
+	(*ReportHealthResponse)(nil),                 // 26: nstance.v1.ReportHealthResponse
+	(*AgentServiceRenewCertificateRequest)(nil),  // 27: nstance.v1.AgentServiceRenewCertificateRequest
+	(*AgentServiceRenewCertificateResponse)(nil), // 28: nstance.v1.AgentServiceRenewCertificateResponse
+	nil,                           // 29: nstance.v1.FilesCommit.Sha256Entry
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
 	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
 	0,  // 1: nstance.v1.KeyRequest.algorithm:type_name -> nstance.v1.KeyAlgorithm
 	7,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
-	15, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
-	16, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
+	16, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
+	17, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
 	4,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
-	11, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
-	12, // 7: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
-	13, // 8: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
-	14, // 9: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
-	28, // 10: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
-	28, // 11: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
-	28, // 12: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
-	27, // 13: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
-	28, // 14: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	20, // 15: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	21, // 16: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	22, // 17: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	23, // 18: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 19: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	18, // 20: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
-	19, // 21: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
-	2,  // 22: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
-	29, // 23: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	29, // 24: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	29, // 25: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	28, // 26: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
-	29, // 27: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 28: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	6,  // 29: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	9,  // 30: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	17, // 31: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	25, // 32: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	4,  // 33: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	8,  // 34: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	10, // 35: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	24, // 36: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	26, // 37: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	33, // [33:38] is the sub-list for method output_type
-	28, // [28:33] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	12, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
+	11, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
+	30, // 8: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
+	30, // 9: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
+	13, // 10: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
+	14, // 11: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
+	15, // 12: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
+	30, // 13: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	30, // 14: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	30, // 15: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	29, // 16: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
+	30, // 17: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	22, // 18: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	23, // 19: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	24, // 20: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	25, // 21: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	1,  // 22: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	20, // 23: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
+	19, // 24: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
+	21, // 25: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	2,  // 26: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	31, // 27: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	31, // 28: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	31, // 29: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	30, // 30: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
+	31, // 31: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 32: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	6,  // 33: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	9,  // 34: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	18, // 35: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	27, // 36: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	4,  // 37: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	8,  // 38: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	10, // 39: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	26, // 40: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	28, // 41: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	37, // [37:42] is the sub-list for method output_type
+	32, // [32:37] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -2071,19 +2244,20 @@ func file_nstance_v1_agent_proto_init() {
 		(*ReceiveFilesResponse_Commit)(nil),
 		(*ReceiveFilesResponse_KeyRequests)(nil),
 		(*ReceiveFilesResponse_HealthChecks)(nil),
+		(*ReceiveFilesResponse_Drain)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
+	file_nstance_v1_agent_proto_msgTypes[10].OneofWrappers = []any{
 		(*HealthCheck_Exec)(nil),
 		(*HealthCheck_Http)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[17].OneofWrappers = []any{}
+	file_nstance_v1_agent_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -145,6 +145,8 @@ const (
 	InstanceEvent_TYPE_FILES_PUSHED     InstanceEvent_Type = 11
 	// The instance fails and recovers again and again, and is replaced.
 	InstanceEvent_TYPE_FLAPS InstanceEvent_Type = 12
+	// The drain hook of the VM has ended. The reason says how.
+	InstanceEvent_TYPE_DRAIN_HOOK InstanceEvent_Type = 13
 )
 
 // Enum value maps for InstanceEvent_Type.
@@ -163,6 +165,7 @@ var (
 		10: "TYPE_NOTICE",
 		11: "TYPE_FILES_PUSHED",
 		12: "TYPE_FLAPS",
+		13: "TYPE_DRAIN_HOOK",
 	}
 	InstanceEvent_Type_value = map[string]int32{
 		"TYPE_UNSPECIFIED":      0,
@@ -178,6 +181,7 @@ var (
 		"TYPE_NOTICE":           10,
 		"TYPE_FILES_PUSHED":     11,
 		"TYPE_FLAPS":            12,
+		"TYPE_DRAIN_HOOK":       13,
 	}
 )
 
@@ -2264,7 +2268,9 @@ type InstanceVerdict struct {
 	FailedCheck string `protobuf:"bytes,8,opt,name=failed_check,json=failedCheck,proto3" json:"failed_check,omitempty"`
 	// Why the leader last refused the instance's agent, and from which address it called; empty: not since its last
 	// report.
-	Refused       string `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused string `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Whom the drain of the instance waits for; empty: nobody.
+	DrainWaits    string `protobuf:"bytes,10,opt,name=drain_waits,json=drainWaits,proto3" json:"drain_waits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2358,6 +2364,13 @@ func (x *InstanceVerdict) GetFailedCheck() string {
 func (x *InstanceVerdict) GetRefused() string {
 	if x != nil {
 		return x.Refused
+	}
+	return ""
+}
+
+func (x *InstanceVerdict) GetDrainWaits() string {
+	if x != nil {
+		return x.DrainWaits
 	}
 	return ""
 }
@@ -3519,7 +3532,10 @@ func (x *GroupEvent) GetGroup() string {
 }
 
 type WatchInstancesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller only observes. Otherwise it is an operator that takes part in drains: the VM of an instance is
+	// terminated only after AcknowledgeDrained, or at the end of the drain.
+	Observe       bool `protobuf:"varint,1,opt,name=observe,proto3" json:"observe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3552,6 +3568,13 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
 	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *WatchInstancesRequest) GetObserve() bool {
+	if x != nil {
+		return x.Observe
+	}
+	return false
 }
 
 type WatchInstancesResponse struct {
@@ -4578,7 +4601,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\breplaces\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\breplaces\x12!\n" +
 	"\x06reason\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12\x1f\n" +
 	"\x05cause\x18\x05 \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x81\x03\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xad\x03\n" +
 	"\x0fInstanceVerdict\x12*\n" +
 	"\vinstance_id\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
 	"instanceId\x12\x12\n" +
@@ -4589,7 +4612,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04work\x18\x06 \x01(\tB\t\x82\xb5\x18\x05plainR\x04work\x12A\n" +
 	"\x0edrain_deadline\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12,\n" +
 	"\ffailed_check\x18\b \x01(\tB\t\x82\xb5\x18\x05wordsR\vfailedCheck\x12#\n" +
-	"\arefused\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\arefused\"\xed\x01\n" +
+	"\arefused\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\arefused\x12*\n" +
+	"\vdrain_waits\x18\n" +
+	" \x01(\tB\t\x82\xb5\x18\x05wordsR\n" +
+	"drainWaits\"\xed\x01\n" +
 	"\x15CreateInstanceRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4691,10 +4717,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTYPE_UPSERT\x10\x01\x12\x0f\n" +
 	"\vTYPE_DELETE\x10\x02\x12\x15\n" +
-	"\x11TYPE_SNAPSHOT_END\x10\x03\"\x17\n" +
-	"\x15WatchInstancesRequest\"I\n" +
+	"\x11TYPE_SNAPSHOT_END\x10\x03\"1\n" +
+	"\x15WatchInstancesRequest\x12\x18\n" +
+	"\aobserve\x18\x01 \x01(\bR\aobserve\"I\n" +
 	"\x16WatchInstancesResponse\x12/\n" +
-	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xec\x04\n" +
+	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\x81\x05\n" +
 	"\rInstanceEvent\x122\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1e.nstance.v1.InstanceEvent.TypeR\x04type\x126\n" +
 	"\binstance\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12\x16\n" +
@@ -4703,7 +4730,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\breplaces\x18\x06 \x01(\tR\breplaces\x12\x14\n" +
 	"\x05drain\x18\a \x01(\bR\x05drain\x127\n" +
-	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x87\x02\n" +
+	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x9c\x02\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTYPE_CREATING\x10\x01\x12\x10\n" +
@@ -4719,7 +4746,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x12\x15\n" +
 	"\x11TYPE_FILES_PUSHED\x10\v\x12\x0e\n" +
 	"\n" +
-	"TYPE_FLAPS\x10\f\"\x14\n" +
+	"TYPE_FLAPS\x10\f\x12\x13\n" +
+	"\x0fTYPE_DRAIN_HOOK\x10\r\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +

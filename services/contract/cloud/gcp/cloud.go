@@ -83,7 +83,8 @@ func (a LeaderAddress) Check(kind string) []cloud.Problem {
 type InstanceGroup struct {
 	// Google Cloud: the unmanaged instance group.
 	InstanceGroupName string `json:"instance_group_name,omitempty" rule:"required" support:"hidden"`
-	// Google Cloud: the regional backend services that have the instance group. load_balancer_health needs them.
+	// Google Cloud: the regional backend services that have the instance group. The deregistration delay and
+	// load_balancer_health need them.
 	BackendServiceNames []string `json:"backend_service_names,omitempty" support:"hidden"`
 }
 

@@ -116,7 +116,7 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 		})
 	})
 	group.Go(func() error {
-		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
+		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{Observe: true})
 		snapshot := true
 		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
 			emit(Event{Shard: shard, Snapshot: snapshot, Instance: MessageOf(r.GetEvent())})

@@ -198,7 +198,7 @@ func (r *Runner) count(c *running, failure string, began time.Time) (changed boo
 	default:
 		c.passed, c.failed = 0, c.failed+1
 		if c.failed >= max(c.spec.GetFailureThreshold(), 1) {
-			status, reason = nstancev1.HealthCheckState_STATUS_FAILING, clip(failure)
+			status, reason = nstancev1.HealthCheckState_STATUS_FAILING, Line(failure)
 		}
 	}
 	if status == c.state.GetStatus() {

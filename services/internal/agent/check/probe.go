@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// searchPath is the whole environment of a command.
+	// searchPath is the whole environment of a check's command.
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	// maxOutput is the number of bytes that are kept from the end of a command's output.
 	maxOutput = 4 << 10
@@ -33,22 +33,35 @@ const (
 func Local(ctx context.Context, check *nstancev1.HealthCheck) (failure string) {
 	switch probe := check.GetProbe().(type) {
 	case *nstancev1.HealthCheck_Exec:
-		return runCommand(ctx, probe.Exec.GetCommand())
+		failure, _ = runCommand(ctx, probe.Exec.GetCommand())
+		return failure
 	case *nstancev1.HealthCheck_Http:
 		return request(ctx, probe.Http)
 	}
 	return "this agent does not know the kind of the check"
 }
 
+// Hook runs a command like a check's, with the given variables in addition to PATH. It returns the reason of a failure
+// as one line, or "" for a success. A command has also failed if it leaves children that have its output open, because
+// they may still do its work.
+func Hook(ctx context.Context, argv []string, environ ...string) (failure string) {
+	failure, left := runCommand(ctx, argv, environ...)
+	if failure == "" && left {
+		failure = "it left children that still run"
+	}
+	return Line(failure)
+}
+
 // runCommand runs a command in its own process group. At the end of ctx the whole group is killed. The reason of a
-// failure includes the last line of the output.
-func runCommand(ctx context.Context, argv []string) (failure string) {
+// failure includes the last line of the output. left means that the command succeeded, but that children of it still
+// hold its output open.
+func runCommand(ctx context.Context, argv []string, environ ...string) (failure string, left bool) {
 	if len(argv) == 0 {
-		return "there is no command"
+		return "there is no command", false
 	}
 	output := &tail{}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env, cmd.Dir = []string{searchPath}, "/"
+	cmd.Env, cmd.Dir = append([]string{searchPath}, environ...), "/"
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -57,13 +70,13 @@ func runCommand(ctx context.Context, argv []string) (failure string) {
 	var exit *exec.ExitError
 	switch {
 	case err == nil || errors.Is(err, exec.ErrWaitDelay):
-		return "" // it succeeded, though a child kept its output open
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return withLine("killed at its timeout", output.lastLine())
+		return "", err != nil // it succeeded, though a child may have kept its output open
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		return withLine("killed at its timeout", output.lastLine()), false
 	case errors.As(err, &exit):
-		return withLine(exit.String(), output.lastLine())
+		return withLine(exit.String(), output.lastLine()), false
 	}
-	return err.Error()
+	return err.Error(), false
 }
 
 func withLine(reason, line string) string {
@@ -135,8 +148,8 @@ func (t *tail) lastLine() string {
 	return strings.TrimSpace(text[strings.LastIndexAny(text, "\r\n")+1:])
 }
 
-// clip returns a text as one line of printable UTF-8 of at most maxReason bytes.
-func clip(text string) string {
+// Line returns a text as one line of printable UTF-8 of at most maxReason bytes.
+func Line(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return ' '

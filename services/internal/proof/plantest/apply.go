@@ -41,9 +41,12 @@ func (f *Fleet) start(a plan.Action) {
 		})
 	case plan.Drain:
 		f.work(vm, plan.Draining, f.Write, func() {
-			vm.Announced, vm.InLoadBalancers = true, false
+			vm.Announced, vm.InLoadBalancers, vm.Operator = true, false, f.DrainAfter != 0
 			if f.DrainAfter > 0 {
 				f.after(f.DrainAfter, f.term, func() { vm.Drained = true })
+			}
+			if f.HookAfter > 0 {
+				f.after(f.HookAfter, 0, func() { vm.HookEnded = true })
 			}
 		})
 	case plan.Terminate:
@@ -262,7 +265,7 @@ func (f *Fleet) Crash(landed func() bool) {
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
 			time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
-		vm.Announced, vm.Drained, vm.TerminateRequested = false, false, time.Time{}
+		vm.Announced, vm.Operator, vm.Drained, vm.TerminateRequested = false, false, false, time.Time{}
 		vm.PowerOffAt = time.Time{}
 		vm.Lapses, vm.FlapsRaised, vm.Finishes = plan.Lapses{}, false, ident.ID{}
 		vm.reportFrom = f.Now.Add(time.Duration(f.rand.Int63n(int64(10 * time.Second)))) // agents reconnect

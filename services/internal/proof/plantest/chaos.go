@@ -27,7 +27,7 @@ func Random(rng *rand.Rand) *Fleet {
 		pick(time.Second, 45*time.Second)
 	f.Boot, f.Ask = pick(5*time.Second, time.Minute), pick(time.Millisecond, 300*time.Millisecond)
 	f.Reserve = pick(0, 0, 20*time.Millisecond)
-	f.DrainAfter = pick(0, 10*time.Second)
+	f.DrainAfter = pick(0, -1, 10*time.Second)
 	if rng.Intn(2) == 0 {
 		f.Group.LoadBalancers = []string{"www"}
 	}
@@ -156,6 +156,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		i.Asking, i.Notice, i.NoticeDeadline = maybe(5), maybe(8), when(2)
 		if i.State == record.Deleting {
 			i.DeletingAt, i.DeleteDeadline, i.Announced, i.Drained = when(1), when(2), maybe(2), maybe(4)
+			i.Operator, i.HookEnded, i.BalancersUntil = maybe(2), maybe(2), when(2)
 			i.TerminateRequested, i.DeleteReason = when(3), "a reason"
 			if !i.DeleteDeadline.IsZero() && maybe(2) {
 				i.DeleteDeadline = s.Now.Add(time.Minute)

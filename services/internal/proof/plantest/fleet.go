@@ -32,8 +32,11 @@ type Fleet struct {
 	Write, Create, Boot, End, Ask time.Duration
 	// Reserve is how long a create action waits for an instance ID. Zero means that it gets an ID immediately.
 	Reserve time.Duration
-	// DrainAfter is how long an operator takes to drain a node. Zero means that it never reports the node as drained.
+	// DrainAfter is how long an operator takes to drain a node. Zero means that there is no operator. A negative value
+	// means that it never reports the node as drained.
 	DrainAfter time.Duration
+	// HookAfter is how long the drain hook of a VM runs, if the group has one.
+	HookAfter time.Duration
 	// Refuse, if not empty, makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
@@ -118,7 +121,7 @@ func New(seed int64) *Fleet {
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(5 * time.Minute),
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
-		Ask: 50 * time.Millisecond, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)),
+		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)),
 		marks: map[plan.Cause]int{}, asked: map[ident.ID]string{},
 	}
 	f.after(f.Settings.CollectInterval, 0, f.list)
@@ -180,6 +183,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 		Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image:           f.Image,
+		Operators:       f.DrainAfter != 0,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard, Guard: f.guard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)

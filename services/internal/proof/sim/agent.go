@@ -292,6 +292,9 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 	return rec.PublicKey, nil
 }
 
+// Drain implements execute.Files.
+func (t *term) Drain(ident.ID) {}
+
 // Push implements execute.Files. The agent has its files shortly afterwards.
 func (t *term) Push(_ context.Context, id ident.ID) error {
 	w := t.server.world

@@ -16,6 +16,7 @@ type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
 	since     time.Time // start of the current watch
+	leave     []func()  // tell that leader that the operator is disconnected
 	cutUntil  time.Time // the watch is cut until then
 	idleUntil time.Time // it drains nothing until then
 	announced map[ident.ID]bool
@@ -31,7 +32,7 @@ func (o *operator) pollShard() {
 	w := o.world
 	now := w.sched.now
 	if o.term != nil && (o.term.server.term != o.term || !o.term.server.serving() || now.Before(o.cutUntil)) {
-		o.term = nil
+		o.stopWatching()
 	}
 	s := w.acting()
 	if o.term != nil || s == nil || now.Before(o.cutUntil) || now.Before(s.deaf) {
@@ -39,6 +40,7 @@ func (o *operator) pollShard() {
 	}
 	o.term, o.since = s.term, now
 	for _, tenant := range []string{"default", "other"} {
+		o.leave = append(o.leave, s.term.leader.State.OperatorConnected(tenant))
 		for _, view := range s.term.leader.State.Instances(tenant, "") {
 			p := &view.Plan
 			if p.State == record.Deleting && !p.Drained && p.TerminateRequested.IsZero() &&
@@ -49,8 +51,34 @@ func (o *operator) pollShard() {
 	}
 }
 
+// stopWatching ends the watch. The operator keeps its part in the drains that were announced until now.
+func (o *operator) stopWatching() {
+	if o.term == nil {
+		return
+	}
+	for _, leave := range o.leave {
+		leave()
+	}
+	o.term.watchedUntil = o.world.sched.now
+	o.term, o.leave = nil, nil
+}
+
+// takesPart reports whether the leader must wait for the operator before it terminates an instance: the operator
+// watches, or did after the drain was announced, or it may still connect.
+func (o *operator) takesPart(t *term, id ident.ID) bool {
+	now := o.world.sched.now
+	announced, known := t.announcedAt[id]
+	return now.Sub(t.began) < operatorsReturn || now.Sub(t.watchedUntil) < operatorsReturn ||
+		known && (o.term == t || t.watchedUntil.After(announced))
+}
+
+// operatorsReturn is how long a leader waits for operators, less the skew of clocks (docs/reference/planning-rules.md,
+// rule 64).
+const operatorsReturn = 30*time.Second - 2*wallSkew
+
 // hear handles a drain event from the stream.
 func (o *operator) hear(t *term, id ident.ID) {
+	t.announcedAt[id] = o.world.sched.now
 	if o.term == t && !o.world.sched.now.Before(o.cutUntil) {
 		o.drain(id)
 	}
@@ -132,7 +160,8 @@ func (o *operator) unaware(t *term, d *document) bool {
 func (o *operator) disturb(k Kind, d time.Duration) {
 	until := o.world.sched.now.Add(d)
 	if k == watchCut {
-		o.cutUntil, o.term = until, nil
+		o.cutUntil = until
+		o.stopWatching()
 	} else {
 		o.idleUntil = until
 	}

@@ -211,6 +211,15 @@ type MemberHealth struct {
 	Reason string
 }
 
+// DeregistrationDelay is an optional capability: load balancers let a removed VM finish its requests, and tell for how
+// long. The load balancers of a provider without this capability end the requests immediately.
+type DeregistrationDelay interface {
+	// DeregistrationDelay returns how long a load balancer lets a removed VM finish its requests. If the load balancer
+	// consists of several parts, it is the longest delay of a part. An error of class [NotFound] means that there is no
+	// such load balancer.
+	DeregistrationDelay(ctx context.Context, lb string) (time.Duration, error)
+}
+
 // UserdataRemover is an optional capability: it removes the userdata, which holds a nonce, from a VM whose agent has
 // registered. A provider that cannot change a VM's userdata does not have this capability.
 type UserdataRemover interface {

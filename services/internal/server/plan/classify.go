@@ -173,8 +173,9 @@ type tally struct {
 	// failing counts instances that run or never registered, and whose deletion is not recorded yet. If they were
 	// replaced before the record is written, there could be more VMs than size and surge allow.
 	failing int
-	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
-	draining int
+	// draining counts the leaving instances that run and whose termination the provider has not accepted yet. marking
+	// counts the instances whose deletion is being recorded.
+	draining, marking int
 }
 
 // replaceFirst counts the instances that are deleted only when a replacement is healthy (rule 19).
@@ -342,6 +343,9 @@ func (g *group) addToTally(i *Instance, row uint8) {
 	}
 	off, _ := i.poweredOff(&g.Settings, g.Now)
 	ended := off || !i.runs()
+	if i.Work == MarkingDeleting {
+		t.marking++
+	}
 	if i.Work == MarkingDeleting && !i.Notice && (i.RegisteredAt.IsZero() || !ended) {
 		t.failing++
 	}

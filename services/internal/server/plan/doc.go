@@ -50,7 +50,7 @@
 //	                      At most max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
 //	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
-//	                      it is draining, silent or booting (rollout.go).
+//	                      it is silent or booting. Instances that are draining count towards max_surge (rollout.go).
 //	21 deadline           A drain may take the group's drain time-out, or until the deadline of the cloud's notice if
 //	                      that is earlier (replace.go).
 //	22 scale down         If more instances are available than the size, the surplus is deleted: silent ones first,
@@ -66,8 +66,12 @@
 //	26 unhealthy guard    While more than max_unhealthy of a group, or more than three instances and 40 % of the
 //	                      shard, are silent, fail a health check or are unhealthy in a load balancer, no such instance
 //	                      is replaced, and no registration is overdue (rule 7) (guard.go).
-//	27 drain              Before its termination, a running VM is drained until an operator acknowledges the drain or
-//	                      its deadline comes (rule 21) (drain.go).
+//	27 drain              Before its termination, a running VM is drained until all who take part are done, at the
+//	                      longest until the deadline (rule 21). An operator of the tenant takes part if it is or was
+//	                      connected during the drain, until it acknowledges the drain. The drain hook of a registered
+//	                      instance takes part until its agent reports the hook's end, and the group's load balancers
+//	                      until their deregistration delay is over. If nobody takes part, the VM is not drained
+//	                      (drain.go).
 //	28 terminate          After the drain, the VM is terminated. If the provider still has it a minute later, it is
 //	                      terminated again (drain.go).
 //	29 forget             When the VM of a deleted instance is gone, the instance's record becomes a tombstone
@@ -180,4 +184,7 @@
 //	63 flapping           An instance that restarted or became unhealthy 5 times within an hour is deleted when a
 //	                      replacement is healthy (rule 19), even if it is healthy now. A protected instance stays
 //	                      (rule 54). A new leader counts from zero (flapping.go).
+//
+//	64 operators return   For 30 s after a takeover, and after the tenant's last operator was disconnected, a drain that no
+//	                      operator has acknowledged waits, because an operator may connect again (drain.go).
 package plan

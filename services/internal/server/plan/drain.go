@@ -2,12 +2,15 @@ package plan
 
 import "time"
 
-// terminateRetry is the time after which a VM's termination is requested again if the provider still has the VM.
-const terminateRetry = time.Minute
+const (
+	// terminateRetry is the time after which a VM's termination is requested again if the provider still has the VM.
+	terminateRetry = time.Minute
+	// operatorsReturn is how long operators may take to connect again (rule 64).
+	operatorsReturn = 30 * time.Second
+)
 
-// IsDraining reports whether the termination of an instance must still wait for the drain of its node. It waits while
-// the VM may run, no termination was requested, no operator has acknowledged the drain, and the deadline is in the
-// future.
+// IsDraining reports whether an operator may still drain the node of an instance. This is the case while the VM may
+// run, no termination was requested, no operator has acknowledged the drain, and the deadline is in the future.
 func IsDraining(i *Instance, now time.Time) bool {
 	return i.runs() && !i.Drained && i.TerminateRequested.IsZero() && i.DeleteDeadline.After(now)
 }
@@ -17,21 +20,48 @@ func (g *group) planEnd(out *steps, i *Instance) {
 	if i.Work != Idle {
 		return
 	}
-	switch {
-	case i.providerState() == ProviderGone: // rule 29
+	if i.providerState() == ProviderGone { // rule 29
 		g.attempt(out, i.Failed, Action{Kind: Forget, Instance: i.ID, ProviderID: i.ProviderID,
 			Reason: "its VM is gone"})
-	case !i.TerminateRequested.IsZero():
-		g.planRepeatedTermination(out, i)
-	case IsDraining(i, g.Now): // rule 27
-		out.wait(i.DeleteDeadline)
-		if !i.Announced {
-			g.attempt(out, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
-				Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
-		}
-	default:
-		g.planTermination(out, i, terminationReason(i)) // rule 28
+		return
 	}
+	if !i.TerminateRequested.IsZero() {
+		g.planRepeatedTermination(out, i)
+		return
+	}
+	part, until := g.participant(i) // rule 27
+	switch {
+	case part == "": // rule 28
+		g.planTermination(out, i, g.terminationReason(i))
+	case !i.Announced:
+		g.attempt(out, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
+			Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
+		fallthrough // time may end the drain before it is announced
+	default:
+		out.wait(until)
+	}
+}
+
+// participant returns whom the drain of an instance waits for, and until when at the longest (rule 27). It returns ""
+// if the drain is over.
+func (g *group) participant(i *Instance) (part string, until time.Time) {
+	if !i.runs() || !i.DeleteDeadline.After(g.Now) {
+		return "", time.Time{}
+	}
+	back := latest(g.LeaderSince, g.OperatorLeftAt).Add(operatorsReturn)
+	switch {
+	case !i.Drained && (i.Operator || !i.Announced && g.Operators):
+		return "an operator drains its node", i.DeleteDeadline
+	case g.Group.Drain != nil && !i.HookEnded && !i.RegisteredAt.IsZero():
+		return "its drain hook runs", i.DeleteDeadline
+	case !i.Announced && len(g.Group.LoadBalancers) > 0:
+		return "it leaves its load balancers", i.DeleteDeadline
+	case i.BalancersUntil.After(g.Now):
+		return "its load balancers finish its requests", sooner(i.BalancersUntil, i.DeleteDeadline)
+	case !i.Drained && back.After(g.Now): // rule 64
+		return "an operator may still connect", sooner(back, i.DeleteDeadline)
+	}
+	return "", time.Time{}
 }
 
 // planRepeatedTermination repeats a termination that the provider accepted but did not carry out: a minute later the
@@ -52,14 +82,16 @@ func (g *group) planTermination(out *steps, i *Instance, reason string) {
 	g.attempt(out, i.Failed, Action{Kind: Terminate, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
-func terminationReason(i *Instance) string {
+func (g *group) terminationReason(i *Instance) string {
 	switch {
 	case !i.runs():
 		return "its VM has stopped or is stopping"
-	case i.Drained:
-		return "it is drained"
 	case i.DeleteDeadline.IsZero():
 		return "it has nothing to drain"
+	case !i.DeleteDeadline.After(g.Now):
+		return "its drain has reached the deadline"
+	case i.Drained || i.HookEnded || !i.BalancersUntil.IsZero():
+		return "it is drained"
 	}
-	return "its drain has reached the deadline"
+	return "nobody takes part in its drain"
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 // Verdict is how the planner classifies one instance, for display.
@@ -16,6 +17,8 @@ type Verdict struct {
 	Cause Cause
 	// Until is when another rule may apply even if nothing happens until then; zero: never.
 	Until time.Time
+	// DrainWaits says whom the drain of the instance waits for (rule 27); "": nobody.
+	DrainWaits string
 }
 
 // Explanation is the plan of a group with the verdicts that lead to it.
@@ -39,6 +42,9 @@ func Explain(s Snapshot) Explanation {
 		row := &rules[g.rows[n]]
 		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: row.number, RuleName: row.name,
 			Cause: g.cause(n), Until: until}
+		if i := &g.Instances[n]; i.State == record.Deleting && i.TerminateRequested.IsZero() {
+			e.Verdicts[n].DrainWaits, _ = g.participant(i)
+		}
 	}
 	return e
 }

@@ -27,6 +27,7 @@ func snapshot(size int, instances ...plan.Instance) plan.Snapshot {
 	}
 	return plan.Snapshot{
 		Now: now, Term: 1, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour), CreateBudget: -1,
+		Operators: true,
 		Instances: instances,
 		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
 			Retention:       30 * time.Minute,
@@ -611,6 +612,51 @@ func TestRules(t *testing.T) {
 		{name: "drained", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.Announced, i.Drained = true, true
 		})), want: []string{"terminate i1"}},
+		{name: "rule 27: nobody takes part", snapshot: snapshot(0, deleting(nil)), want: []string{"terminate i1"},
+			change: alone},
+		{name: "rule 27: an operator that was connected keeps its part", snapshot: snapshot(0, announced()),
+			change: alone, wake: time.Minute},
+		{name: "rule 27: an operator that connects late takes no part before its stream is known",
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true })),
+			want:     []string{"terminate i1"}},
+		{name: "rule 27: the hook is asked", snapshot: snapshot(0, deleting(nil)), want: []string{"drain i1 +1m0s"},
+			change: hooked, wake: time.Minute},
+		{name: "rule 27: the hook runs", change: hooked, wake: time.Minute,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
+		{name: "rule 27: the hook has ended", want: []string{"terminate i1"}, change: hooked,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.HookEnded = true, true }))},
+		{name: "rule 27: the hook has ended, the operator drains", wake: time.Minute, change: hooked,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.Operator, i.HookEnded = true, true, true
+			}))},
+		{name: "rule 27: the operator has drained, the hook runs", wake: time.Minute, change: hooked,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.Operator, i.Drained = true, true, true
+			}))},
+		{name: "rule 27: no hook without an agent", want: []string{"terminate i1"}, change: hooked,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.RegisteredAt = time.Time{} }))},
+		{name: "rule 27: it leaves its load balancers first", snapshot: snapshot(0, deleting(nil)),
+			want: []string{"drain i1 +1m0s"}, change: func(s *plan.Snapshot) { alone(s); balanced(s) }},
+		{name: "rule 27: its load balancers finish its requests", wake: 20 * time.Second, change: alone,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.BalancersUntil = true, now.Add(20*time.Second)
+			}))},
+		{name: "rule 27: the deadline comes before its load balancers are done", wake: time.Minute, change: alone,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.BalancersUntil = true, now.Add(time.Hour)
+			}))},
+		{name: "rule 64: operators may come back", wake: 20 * time.Second, change: func(s *plan.Snapshot) {
+			s.Operators, s.LeaderSince = false, ago(10*time.Second)
+		}, snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
+		{name: "rule 64: an operator restarts", wake: 20 * time.Second, want: []string{"drain i1 +1m0s"},
+			change: func(s *plan.Snapshot) {
+				s.Operators, s.OperatorLeftAt = false, ago(10*time.Second)
+			}, snapshot: snapshot(0, deleting(nil))},
+		{name: "rule 64: what an operator drained waits for no other", want: []string{"terminate i1"},
+			change:   func(s *plan.Snapshot) { s.Operators, s.LeaderSince = false, ago(10*time.Second) },
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Drained = true, true }))},
+		{name: "rule 20: drains count towards a wave", snapshot: snapshot(3, drifted(), drifted(), drifted(), announced()),
+			want: []string{"create for i1", "create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
 		{name: "the deadline has come", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.DeleteDeadline = now
 		})), want: []string{"terminate i1"}},
@@ -645,7 +691,7 @@ func TestRules(t *testing.T) {
 			i.TerminateRequested, i.Provider = ago(62*time.Second), observed(plan.ProviderGoing)
 		}))},
 		{name: "its stream is lost in the drain", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-			i.Announced, i.Connected, i.LostAt = true, false, now
+			i.Announced, i.Operator, i.Connected, i.LostAt = true, true, false, now
 		})), want: []string{"ask i1"}},
 		{name: "work under way", snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Work = plan.Terminating }))},
 		{name: "work that failed", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
@@ -782,7 +828,17 @@ func silentDeleting() plan.Instance {
 	return i
 }
 
-func announced() plan.Instance { return deleting(func(i *plan.Instance) { i.Announced = true }) }
+// announced is an instance that an operator drains.
+func announced() plan.Instance {
+	return deleting(func(i *plan.Instance) { i.Announced, i.Operator = true, true })
+}
+
+// hooked gives a group a drain hook and leaves it without an operator.
+func hooked(s *plan.Snapshot) {
+	s.Operators, s.Group.Drain = false, &config.DrainHook{Exec: []string{"/usr/local/bin/drain"}}
+}
+
+func alone(s *plan.Snapshot) { s.Operators = false }
 
 func late() plan.Instance {
 	return with(func(i *plan.Instance) { i.LastReport = ago(90 * time.Second) })

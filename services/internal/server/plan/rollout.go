@@ -59,12 +59,12 @@ func (g *group) mayBeUnavailable() int {
 }
 
 // wave is rule 20: it returns how many outdated instances may be replaced now. A wave starts while the group is at its
-// size and no instance is draining, silent or booting. If instances have drifted, a wave also starts while some of them
+// size and no instance is silent or booting. Instances that are draining count towards the size of the wave. If instances have drifted, a wave also starts while some of them
 // are unready or the unhealthy guard keeps instances. The new configuration may repair such instances.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
-	steady := t.draining == 0 && t.replaceFirst() == 0 && t.of[classFailed] == 0 && t.total() == g.desired &&
+	steady := t.marking == 0 && t.replaceFirst() == 0 && t.of[classFailed] == 0 && t.total() == g.desired &&
 		t.of[classUnready]+t.of[classCreating] == 0
 	if drifted == 0 && (t.of[classAged]+t.of[classReturning] == 0 || t.of[classHeld] > 0) {
 		return 0, out
@@ -95,7 +95,7 @@ func (g *group) wave() (n int, out steps) {
 		n, out = g.mayReturn(t.of[classReturning])
 		most = g.surge
 	}
-	n, limits := g.withinHour(min(n, most))
+	n, limits := g.withinHour(min(n, max(0, most-t.draining)))
 	out.merge(limits)
 	return n, out
 }

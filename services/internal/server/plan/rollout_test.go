@@ -537,3 +537,63 @@ func golden(t *testing.T, name, got string) {
 		t.Errorf("the transcript differs from %s (-want +got):\n%s", file, diff)
 	}
 }
+
+// TestDrainsTakeTheTimeOfTheirParticipants measures how long rolling ten instances and a scale-down take, depending on
+// who takes part in drains (rule 27).
+func TestDrainsTakeTheTimeOfTheirParticipants(t *testing.T) {
+	hook := func(f *plantest.Fleet) {
+		f.DrainAfter, f.HookAfter = 0, 15*time.Second
+		f.Group.Drain = &config.DrainHook{Exec: []string{"drain"}}
+	}
+	for name, c := range map[string]struct {
+		setup       func(*plantest.Fleet)
+		roll, scale time.Duration
+	}{
+		"nobody":                        {func(f *plantest.Fleet) { f.DrainAfter = 0 }, 6 * time.Minute, 5 * time.Second},
+		"a hook of 15 s":                {hook, 8*time.Minute + 30*time.Second, 20 * time.Second},
+		"an operator that takes 15 s":   {func(f *plantest.Fleet) { f.DrainAfter = 15 * time.Second }, 8*time.Minute + 30*time.Second, 20 * time.Second},
+		"an operator that never drains": {func(*plantest.Fleet) {}, time.Hour, 5*time.Minute + 5*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := plantest.New(1)
+			c.setup(f)
+			// until runs the fleet until the condition holds for the VMs that run.
+			until := func(most time.Duration, done func(running []*plantest.VM) bool) time.Duration {
+				for began := f.Now; ; f.Run(time.Second) {
+					running := slices.DeleteFunc(slices.Clone(f.VMs), func(vm *plantest.VM) bool {
+						return vm.Truth != plan.ProviderRunning || !vm.TerminateRequested.IsZero()
+					})
+					if took := f.Now.Sub(began); done(running) || took > most {
+						return took
+					}
+				}
+			}
+			f.Group.Size = 10
+			for range 10 {
+				f.Add()
+			}
+			f.Run(30 * time.Second)
+			f.Group.InfraHash = "v2"
+			took := until(c.roll, func(running []*plantest.VM) bool {
+				return len(running) == 10 && !slices.ContainsFunc(running, func(vm *plantest.VM) bool {
+					return vm.InfraHash != "v2"
+				})
+			})
+			t.Logf("a roll of ten takes %v", took)
+			if took > c.roll {
+				t.Errorf("a roll of ten takes more than %v", c.roll)
+			}
+			f.Group.Size = 5
+			f.Run(10 * time.Minute)
+			f.Group.Size = 2
+			took = until(c.scale, func(running []*plantest.VM) bool { return len(running) == 2 })
+			t.Logf("scaling from 5 to 2 takes %v", took)
+			if took > c.scale {
+				t.Errorf("scaling from 5 to 2 takes more than %v", c.scale)
+			}
+			if err := f.Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -37,6 +37,7 @@ type Report struct {
 	Notice         bool
 	NoticeDeadline time.Time // may be zero
 	Stopping       Stopping
+	HookEnded      bool // the drain hook has ended
 	// ChecksPending and FailedCheck mean the same as in [Instance].
 	ChecksPending bool
 	FailedCheck   string
@@ -52,6 +53,8 @@ type ReportEffect struct {
 	// Noticed, PowersOff and Restarts mean that this report is the first with a termination notice, a power-off or a
 	// restart.
 	Noticed, PowersOff, Restarts bool
+	// HookEnded means that this report is the first one after the end of the drain hook.
+	HookEnded bool
 	// EndsBackoff means that an instance of the group works, so that creations need not wait any longer.
 	EndsBackoff bool
 	// NoticeCounts means that the instance will be replaced because of the notice, so that [ApplyNotice] counts it.
@@ -59,7 +62,8 @@ type ReportEffect struct {
 }
 
 // ApplyReport returns the instance after a report that arrived at the time now. Once reported, a termination notice
-// stays with the instance, even if later reports lack it.
+// stays with the instance, even if later reports lack it, and so does the end of the drain hook.
+// Only an instance that is being deleted has run that hook.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	before, first := i, i.LastReport.IsZero()
 	i.Refused = ""
@@ -78,6 +82,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	i.FilesFailed = r.FilesFailed
 	i.Notice, i.NoticeDeadline = i.Notice || r.Notice, latest(i.NoticeDeadline, r.NoticeDeadline)
 	i = applyStopping(i, r.Stopping, now)
+	i.HookEnded = i.HookEnded || r.HookEnded && i.State == record.Deleting // rule 27
 	effect := ReportEffect{
 		Changed:     first || i != before,
 		Recovered:   i.Healthy && (!before.Healthy || first),
@@ -85,6 +90,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		Noticed:     i.Notice && !before.Notice,
 		PowersOff:   !i.PowerOffAt.IsZero() && before.PowerOffAt.IsZero(),
 		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
+		HookEnded:   i.HookEnded && !before.HookEnded,
 		EndsBackoff: i.Healthy && !before.EverHealthy,
 	}
 	effect.NoticeCounts = effect.Noticed && Counts(&before)

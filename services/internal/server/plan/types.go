@@ -110,9 +110,15 @@ type Instance struct {
 	DeleteReason   string
 	DeleteDeadline time.Time
 	DeletingAt     time.Time
-	// Announced means that this leader announced the drain, and Drained that an operator acknowledged the node as
+	// Announced means that this leader announced the drain.
+	Announced bool
+	// Operator means that an operator takes part in the drain (rule 27), and Drained that it acknowledged the node as
 	// drained.
-	Announced, Drained bool
+	Operator, Drained bool
+	// HookEnded means that the VM's drain hook has ended.
+	HookEnded bool
+	// BalancersUntil is when the deregistration delay of the instance's load balancers is over; zero: there is none.
+	BalancersUntil time.Time
 	// TerminateRequested is when the provider accepted a delete call.
 	TerminateRequested time.Time
 	// InLoadBalancers means that the instance is registered with every load balancer of the group. BalancedAt is when
@@ -205,6 +211,10 @@ type Snapshot struct {
 	// CreateEvery is the value of create_rate_limit if this setting determines CreateBudget, otherwise 0.
 	CreateEvery time.Duration
 	Waiting     WaitingCreates
+	// Operators means that an operator of the group's tenant is connected that takes part in drains (rule 27).
+	Operators bool
+	// OperatorLeftAt is when the last of them was disconnected; zero: not since this leader took over.
+	OperatorLeftAt time.Time
 	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.
 	Image string
 	// RolloutFailures counts the failures of instances with the group's present configuration (rule 47).

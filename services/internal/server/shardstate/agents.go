@@ -27,9 +27,12 @@ type Report struct {
 	Notice         bool
 	NoticeDeadline time.Time
 	Stopping       plan.Stopping
-	Metrics        Metrics
-	IPv4, IPv6     string
-	Hostname       string
+	// HookEnded means that the drain hook has ended. HookError says why it failed.
+	HookEnded  bool
+	HookError  string
+	Metrics    Metrics
+	IPv4, IPv6 string
+	Hostname   string
 }
 
 // FileState is the state of one file on an instance.
@@ -151,6 +154,7 @@ func (s *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
 		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
 		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
+		HookEnded:     report.HookEnded,
 		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
 	events := s.reportEvents(inst, effect)
@@ -213,5 +217,10 @@ func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events [
 	add(effect.Noticed, EventNotice, "termination notice")
 	add(effect.PowersOff, EventNotice, "powering off")
 	add(effect.Restarts, EventNotice, "restarting")
+	hook := "the drain hook succeeded"
+	if inst.report.HookError != "" {
+		hook = "the drain hook failed: " + inst.report.HookError
+	}
+	add(effect.HookEnded, EventDrainHook, hook)
 	return events
 }

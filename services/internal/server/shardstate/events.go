@@ -35,7 +35,8 @@ const (
 	EventPendingDeletion InstanceEventType = "pending_deletion"
 	EventDeleted         InstanceEventType = "deleted"
 	EventFilesPushed     InstanceEventType = "files_pushed"
-	EventFlaps           InstanceEventType = "flaps" // the alert of that name was raised about the instance
+	EventFlaps           InstanceEventType = "flaps"      // the alert of that name was raised about the instance
+	EventDrainHook       InstanceEventType = "drain_hook" // the drain hook has ended
 )
 
 // InstanceEvent is one step in the life of an instance.

@@ -177,8 +177,36 @@ func (s *State) End(id ident.ID, err error) {
 	s.opts.Wake()
 }
 
-// Announced records that this leader published an event which asks operators to drain the instance's node.
-func (s *State) Announced(id ident.ID) { s.change(id, func(i *instance) { i.plan.Announced = true }) }
+// Announced records that this leader published an event which asks operators to drain the instance's node, and when the
+// deregistration delay of the instance's load balancers is over; zero: there is none. An operator that is connected now
+// takes part in the drain.
+func (s *State) Announced(id ident.ID, balancersUntil time.Time) {
+	s.change(id, func(i *instance) {
+		i.plan.Announced, i.plan.BalancersUntil = true, balancersUntil
+		i.plan.Operator = s.operators[i.record.Tenant] > 0
+	})
+}
+
+// OperatorConnected records that an operator takes part in the drains of a tenant's instances, also in those that are
+// under way. The caller calls the function that it returns when the operator is disconnected. The operator keeps its
+// part in the drains that were announced until then.
+func (s *State) OperatorConnected(tenant string) (disconnected func()) {
+	s.mu.Lock()
+	s.operators[tenant]++
+	for _, inst := range s.instances {
+		if inst.plan.Announced && inst.record.Tenant == tenant {
+			inst.plan.Operator = true
+		}
+	}
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		if s.operators[tenant]--; s.operators[tenant] == 0 {
+			s.operatorLeftAt[tenant] = s.opts.Now()
+		}
+		s.mu.Unlock()
+	}
+}
 
 // Drained records that an operator reported the node as drained.
 func (s *State) Drained(id ident.ID) { s.change(id, func(i *instance) { i.plan.Drained = true }) }

@@ -303,7 +303,7 @@ func TestRunningWorkIsVisible(t *testing.T) {
 		t.Error("a question is not asked once")
 	}
 	for name, change := range map[string]func(){
-		"announced":  func() { p.Announced(id) },
+		"announced":  func() { p.Announced(id, p.now) },
 		"drained":    func() { p.Drained(id) },
 		"terminated": func() { p.TerminateRequested(id) },
 		"balanced":   func() { p.Balanced(id, true, p.now) },
@@ -314,8 +314,8 @@ func TestRunningWorkIsVisible(t *testing.T) {
 		p.wantDirty(t, name, workers)
 	}
 	got := p.planned(t, id)
-	if !got.Announced || !got.Drained || got.TerminateRequested != p.now || !got.InLoadBalancers ||
-		got.FilesSent != "r" {
+	if !got.Announced || got.BalancersUntil != p.now || !got.Drained || got.TerminateRequested != p.now ||
+		!got.InLoadBalancers || got.FilesSent != "r" {
 		t.Errorf("%+v", got)
 	}
 	p.ExpectCreates(workers, 2, 0)

@@ -46,6 +46,8 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		Guard:          g.guard,
 		Notices:        g.notices,
 		CreateBudget:   -1,
+		Operators:      s.operators[key.Tenant] > 0,
+		OperatorLeftAt: s.operatorLeftAt[key.Tenant],
 
 		RolloutFailures: g.rolloutFailures, Image: g.currentImage(),
 	}, true

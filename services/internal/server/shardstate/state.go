@@ -60,6 +60,9 @@ type State struct {
 	orphansWait bool
 	standing    map[ErrorKey]ErrorEvent
 	since       time.Time // when this State was created
+	// operators counts, by tenant, the connected operators that take part in drains.
+	operators      map[string]int
+	operatorLeftAt map[string]time.Time // when the last of them was disconnected
 }
 
 // groupDefaults applies to a group that is missing from the configuration but still has instances.
@@ -132,6 +135,9 @@ func New(opts Options) *State {
 		collecting: map[ident.ID]bool{},
 		dirty:      map[config.GroupKey]struct{}{},
 		standing:   map[ErrorKey]ErrorEvent{},
+		operators:  map[string]int{},
+
+		operatorLeftAt: map[string]time.Time{},
 	}
 }
 

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
@@ -61,4 +64,104 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 		x.State.Balanced(id, in, began)
 	}
 	return err
+}
+
+// balancersUntil returns when the load balancers of an instance's group end the requests that the instance still has,
+// if they removed it at the given time. The zero value means that they end them immediately, or that the instance was
+// never registered with them.
+func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, removed time.Time) (time.Time, error) {
+	group, ok := x.State.Group(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
+	balancers, able := infra.Capability[infra.DeregistrationDelay](x.Provider)
+	if !ok || !able || !x.maybeBalanced(rec) {
+		return time.Time{}, nil
+	}
+	var longest time.Duration
+	for _, name := range group.LoadBalancers {
+		delay, err := x.deregistrationDelay(ctx, balancers, name)
+		if err != nil {
+			return time.Time{}, err
+		}
+		longest = max(longest, delay)
+	}
+	if longest == 0 {
+		return time.Time{}, nil
+	}
+	return removed.Add(longest), nil
+}
+
+// maybeBalanced reports whether an instance may have been registered with load balancers. A leader registers only
+// instances that were healthy. It does not know whether an instance of a former leader was healthy then.
+func (x *Executor) maybeBalanced(rec record.Instance) bool {
+	if rec.RegisteredAt.IsZero() {
+		return false
+	}
+	view, _ := x.State.Instance(rec.ID)
+	return view.Plan.EverHealthy || rec.ReservedTerm != x.Authority.Term()
+}
+
+const (
+	// delayMemory is how long the deregistration delay of a load balancer is remembered. failureMemory is how long it
+	// is remembered that a load balancer did not tell its delay.
+	delayMemory, failureMemory = time.Minute, 10 * time.Second
+	// delayCheck is the time between two checks whether a load balancer that is being asked has answered.
+	delayCheck = 100 * time.Millisecond
+)
+
+// delays remembers the deregistration delays of load balancers, so that the drains of many instances ask each load
+// balancer only once. The zero value is ready for use. It is safe for concurrent use.
+type delays struct {
+	mu    sync.Mutex
+	known map[string]delayAnswer // by the load balancer's name
+}
+
+// delayAnswer is what a load balancer answered. Until is when the answer is forgotten; zero while it is awaited.
+type delayAnswer struct {
+	delay time.Duration
+	err   error
+	until time.Time
+}
+
+// deregistrationDelay returns the deregistration delay of a load balancer. It asks the load balancer if the delay is
+// not known, and if no other caller is asking.
+func (x *Executor) deregistrationDelay(ctx context.Context, balancers infra.DeregistrationDelay, name string) (
+	time.Duration, error) {
+	for {
+		answer, known := x.delays.get(name, x.Env.Now())
+		switch {
+		case !known:
+			answer.delay, answer.err = balancers.DeregistrationDelay(ctx, name)
+			return x.delays.set(name, answer, x.Env.Now())
+		case !answer.until.IsZero():
+			return answer.delay, answer.err
+		}
+		if err := x.Env.Sleep(ctx, delayCheck); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// get returns the answer of a load balancer. If there is none, the caller must ask the load balancer and call set.
+func (d *delays) get(name string, now time.Time) (answer delayAnswer, known bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	answer, known = d.known[name]
+	if known && (answer.until.IsZero() || now.Before(answer.until)) {
+		return answer, true
+	}
+	if d.known == nil {
+		d.known = map[string]delayAnswer{}
+	}
+	d.known[name] = delayAnswer{}
+	return delayAnswer{}, false
+}
+
+func (d *delays) set(name string, answer delayAnswer, now time.Time) (time.Duration, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	answer.until = now.Add(delayMemory)
+	if answer.err != nil {
+		answer.err, answer.until = fmt.Errorf("load balancer %s: %w", name, answer.err), now.Add(failureMemory)
+	}
+	d.known[name] = answer
+	return answer.delay, answer.err
 }

@@ -95,6 +95,9 @@ func TestDrain(t *testing.T) {
 		}
 		b.mu.Unlock()
 		view := b.view(id)
+		if len(b.drained) != 1 || b.drained[0] != id {
+			t.Errorf("the hooks of %v run", b.drained)
+		}
 		if !view.Plan.Announced || view.Plan.Failed.Count != 1 || len(b.provider.Members("lb1")) != 1 ||
 			len(b.provider.Members("lb2")) != 0 {
 			t.Errorf("%+v, %v", view.Plan, b.provider.Members("lb2"))

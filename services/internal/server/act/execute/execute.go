@@ -57,11 +57,14 @@ type Renderer interface {
 	Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error)
 }
 
-// Files sends files to instances.
+// Files sends files and the begin of drains to instances.
 type Files interface {
 	// Push starts the generation of an instance's files and their delivery on the instance's open stream. It does not
 	// wait for the agent.
 	Push(ctx context.Context, id ident.ID) error
+	// Drain makes the agent of an announced instance run its drain hook, if its template has one. It does not wait for
+	// the agent.
+	Drain(id ident.ID)
 }
 
 // Groups is the durable store of dynamic groups.
@@ -100,6 +103,7 @@ type Executor struct {
 	CreateFailed func(class string)
 
 	capacity capacity
+	delays   delays
 	refills  refills
 	turns    turns
 }
@@ -220,17 +224,27 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 }
 
 // drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
-// does not answer does not prevent the drain, because terminate repeats the removal.
+// does not answer does not prevent the drain, because terminate repeats the removal. But then the drain lasts until its
+// deadline, and so it does if a deregistration delay is not known.
 func (x *Executor) drain(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return ErrGone
 	}
 	err := x.setBalanced(ctx, action.Instance, false)
+	until, unknown := x.balancersUntil(ctx, rec, x.Env.Now())
+	if unknown != nil {
+		x.Log.Warn("a deregistration delay is not known, so the drain lasts until its deadline",
+			"instance", action.Instance.String(), "deadline", action.Deadline, "error", unknown)
+	}
+	if unknown != nil || err != nil && !until.IsZero() {
+		until = action.Deadline
+	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
 	event.Deadline, event.Drain = action.Deadline, true
 	x.State.Publish(event)
-	x.State.Announced(action.Instance)
+	x.State.Announced(action.Instance, until)
+	x.Files.Drain(action.Instance)
 	return err
 }
 

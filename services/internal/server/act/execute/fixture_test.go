@@ -44,6 +44,7 @@ type bench struct {
 	mu         sync.Mutex
 	storeFault func(mem.Request) mem.Fault
 	script     func(mock.Call) mock.Outcome
+	delays     map[string]time.Duration // of load balancers
 	calls      []mock.Call
 	events     []shardstate.InstanceEvent
 	errors     []shardstate.ErrorEvent
@@ -55,7 +56,7 @@ type bench struct {
 	requests, provedAfter int
 	refused               uint64
 	render                error
-	pushed                []ident.ID
+	pushed, drained       []ident.ID
 	forgotten             []config.GroupKey
 	forgetting            error
 }
@@ -82,6 +83,7 @@ func (b *bench) Push(_ context.Context, id ident.ID) error {
 	b.pushed = append(b.pushed, id)
 	return nil
 }
+func (b *bench) Drain(id ident.ID) { b.drained = append(b.drained, id) }
 func (b *bench) Forget(_ context.Context, key config.GroupKey) error {
 	b.forgotten = append(b.forgotten, key)
 	return b.forgetting
@@ -116,6 +118,7 @@ func newBench(t *testing.T) *bench {
 		ShardID: owner.Shard, Now: env.Now,
 		Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 	b.provider = mock.New(mock.Config{Now: time.Now, Sleep: env.Sleep, Shutdown: time.Second,
+		Delay: func(lb string) (time.Duration, error) { return b.delays[lb], nil },
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
 			b.mu.Lock()
 			b.calls = append(b.calls, call)
@@ -186,6 +189,16 @@ func (b *bench) serving() ident.ID {
 		Certificate: &record.CertificateRef{Serial: "00000000000000000000000000000001", NotAfter: now}}
 	b.State.PutRecord(rec, b.write(rec, ""))
 	b.plant(id, infra.Running)
+	return id
+}
+
+// balanced adds a healthy instance with a running VM, which is registered with the load balancers of its group.
+func (b *bench) balanced() ident.ID {
+	b.t.Helper()
+	id := b.serving()
+	stream, _ := b.State.Connected(id)
+	b.State.Reported(id, stream, shardstate.Report{Healthy: true})
+	b.do(plan.Action{Kind: plan.Register, Instance: id})
 	return id
 }
 

@@ -64,6 +64,7 @@ func (s *shard) Render(_ context.Context, _ config.Group, rec record.Instance) (
 	return filegen.Machine{Hostname: rec.ID.String()}, nil
 }
 func (s *shard) Push(context.Context, ident.ID) error          { return nil }
+func (s *shard) Drain(ident.ID)                                {}
 func (s *shard) Forget(context.Context, config.GroupKey) error { return nil }
 func (s *shard) Instance(e shardstate.InstanceEvent) {
 	s.mu.Lock()

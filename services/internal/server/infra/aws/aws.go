@@ -77,7 +77,8 @@ var (
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 
-	_ infra.LoadBalancerHealth = (*Provider)(nil)
+	_ infra.LoadBalancerHealth  = (*Provider)(nil)
+	_ infra.DeregistrationDelay = (*Provider)(nil)
 )
 
 // New makes a provider with the given clients. It sends no requests.

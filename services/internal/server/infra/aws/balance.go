@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
@@ -91,6 +93,42 @@ func addTarget(members map[string]infra.MemberHealth, id string, health *types.T
 		health.Reason != types.TargetHealthReasonEnumInternalError:
 		members[id] = infra.MemberHealth{Reason: string(health.Reason)}
 	}
+}
+
+// defaultDelay is the deregistration delay of a target group that has no own one.
+const defaultDelay = 300 * time.Second
+
+// DeregistrationDelay implements infra.DeregistrationDelay, with one call for each target group. The delay has no
+// earlier end: AWS reports a target as draining for the whole delay, even if it has no requests any more.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetGroupAttribute.html
+func (p *Provider) DeregistrationDelay(ctx context.Context, lb string) (longest time.Duration, err error) {
+	what := "ask for the deregistration delay of load balancer " + lb
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return 0, infra.Errorf(infra.NotFound, what, "the configuration has no such load balancer of provider aws")
+	}
+	err = each(arns, func(arn string) error {
+		ctx, tries := withAttempts(ctx)
+		out, err := p.cfg.ELB.DescribeTargetGroupAttributes(ctx,
+			&elbv2.DescribeTargetGroupAttributesInput{TargetGroupArn: &arn})
+		if err != nil {
+			return classify(what+" at "+arn, "DescribeTargetGroupAttributes", tries, err)
+		}
+		delay := defaultDelay
+		for _, a := range out.Attributes {
+			if sdk.ToString(a.Key) == "deregistration_delay.timeout_seconds" {
+				seconds, err := strconv.ParseUint(sdk.ToString(a.Value), 10, 16)
+				if err != nil {
+					return refused(what+" at "+arn, "AWS answered: %w", err)
+				}
+				delay = time.Duration(seconds) * time.Second
+			}
+		}
+		longest = max(longest, delay)
+		return nil
+	})
+	return longest, err
 }
 
 func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {

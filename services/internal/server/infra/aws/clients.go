@@ -45,6 +45,8 @@ type ELB interface {
 		*elbv2.RegisterTargetsOutput, error)
 	DeregisterTargets(context.Context, *elbv2.DeregisterTargetsInput, ...func(*elbv2.Options)) (
 		*elbv2.DeregisterTargetsOutput, error)
+	DescribeTargetGroupAttributes(context.Context, *elbv2.DescribeTargetGroupAttributesInput,
+		...func(*elbv2.Options)) (*elbv2.DescribeTargetGroupAttributesOutput, error)
 	DescribeTargetHealth(context.Context, *elbv2.DescribeTargetHealthInput, ...func(*elbv2.Options)) (
 		*elbv2.DescribeTargetHealthOutput, error)
 }
@@ -92,6 +94,9 @@ var Calls = []Call{
 		"an instance becomes healthy"},
 	{"elasticloadbalancing", "DeregisterTargets", []string{"elasticloadbalancing:DeregisterTargets"},
 		"an instance is drained or gone"},
+	{"elasticloadbalancing", "DescribeTargetGroupAttributes",
+		[]string{"elasticloadbalancing:DescribeTargetGroupAttributes"},
+		"an instance is drained: how long a target group lets it finish its requests"},
 	{"elasticloadbalancing", "DescribeTargetHealth", []string{"elasticloadbalancing:DescribeTargetHealth"},
 		"a template has load_balancer_health"},
 	{"autoscaling", "CompleteLifecycleAction", []string{"autoscaling:CompleteLifecycleAction"},

@@ -26,6 +26,9 @@ func (r *testCloud) elb() *elbv2.Client {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
+// delay is the deregistration delay of the target groups that the method balancer makes.
+const delay = 40 * time.Second
+
 // balancer makes a network load balancer with a listener, and returns the ARN of its target group.
 func (r *testCloud) balancer(t *testing.T) string {
 	t.Helper()
@@ -36,6 +39,7 @@ func (r *testCloud) balancer(t *testing.T) string {
 		t.Fatal(err)
 	}
 	arn := group.TargetGroups[0].TargetGroupArn
+	r.setDelay(t, *arn, "40")
 	lb, err := client.CreateLoadBalancer(t.Context(), &elbv2.CreateLoadBalancerInput{Name: sdk.String("web"),
 		Type: elbtypes.LoadBalancerTypeEnumNetwork, Scheme: elbtypes.LoadBalancerSchemeEnumInternal,
 		Subnets: []string{r.a}})
@@ -48,6 +52,22 @@ func (r *testCloud) balancer(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return *arn
+}
+
+func (r *testCloud) setDelay(t *testing.T, arn, seconds string) {
+	t.Helper()
+	if _, err := r.elb().ModifyTargetGroupAttributes(t.Context(), &elbv2.ModifyTargetGroupAttributesInput{
+		TargetGroupArn: &arn, Attributes: []elbtypes.TargetGroupAttribute{
+			{Key: sdk.String("deregistration_delay.timeout_seconds"), Value: &seconds}}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shardWith is a shard with the load balancer web, which has the given target groups.
+func shardWith(arns ...string) *config.Shard {
+	balancer := config.LoadBalancer{Provider: "aws"}
+	balancer.TargetGroupARNs = arns
+	return &config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}}
 }
 
 // setHealth makes a target pass or fail its health checks, and waits until the target group reports the result.
@@ -109,15 +129,76 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 				target("i-twice", "unhealthy", "Target.FailedHealthChecks")},
 		}}
 	})
-	balancer := config.LoadBalancer{Provider: "aws"}
-	balancer.TargetGroupARNs = []string{"one", "two"}
-	p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}})
+	p.Configure(shardWith("one", "two"))
 	got, err := p.MemberHealth(t.Context(), "web", nil)
 	if diff := cmp.Diff(map[string]infra.MemberHealth{"i-well": {Healthy: true}, "i-sick": {Reason: "Target.Timeout"},
 		"i-half": {Reason: "Target.ResponseCodeMismatch"}, "i-twice": {Reason: "Target.Timeout"}}, got); err != nil ||
 		diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
+}
+
+// attributes implements aws.ELB with fixed attributes of each target group.
+type attributes struct {
+	aws.ELB
+	of map[string][]elbtypes.TargetGroupAttribute
+}
+
+func (e attributes) DescribeTargetGroupAttributes(_ context.Context, in *elbv2.DescribeTargetGroupAttributesInput,
+	_ ...func(*elbv2.Options)) (*elbv2.DescribeTargetGroupAttributesOutput, error) {
+	return &elbv2.DescribeTargetGroupAttributesOutput{Attributes: e.of[*in.TargetGroupArn]}, nil
+}
+
+// TestDelaysOfTargetGroups checks that the longest delay of the target groups counts, and that an answer which is no
+// number is an error.
+func TestDelaysOfTargetGroups(t *testing.T) {
+	r := newTestCloud(t)
+	attribute := func(key, value string) []elbtypes.TargetGroupAttribute {
+		return []elbtypes.TargetGroupAttribute{{Key: sdk.String("stickiness.enabled"), Value: sdk.String("true")},
+			{Key: &key, Value: &value}}
+	}
+	const key = "deregistration_delay.timeout_seconds"
+	p := r.open(func(cfg *aws.Config) {
+		cfg.ELB = attributes{of: map[string][]elbtypes.TargetGroupAttribute{"off": attribute(key, "0"),
+			"short": attribute(key, "30"), "long": attribute(key, "3600"), "odd": attribute(key, "1h"),
+			"less": attribute(key, "-1"), "none": attribute("x", "1"), "empty": {{}}}}
+	})
+	for _, test := range []struct {
+		groups []string
+		want   time.Duration
+		class  infra.Class
+	}{
+		{[]string{"off"}, 0, ""}, {[]string{"off", "long", "short"}, time.Hour, ""},
+		{[]string{"short", "none"}, 5 * time.Minute, ""}, {[]string{"empty"}, 5 * time.Minute, ""},
+		{[]string{"short", "odd"}, 0, infra.Invalid}, {[]string{"less"}, 0, infra.Invalid},
+	} {
+		p.Configure(shardWith(test.groups...))
+		got, err := p.DeregistrationDelay(t.Context(), "web")
+		if (err != nil || test.class != "") && infra.ClassOf(err) != test.class || err == nil && got != test.want {
+			t.Errorf("%v: %s, %v; want %s, class %q", test.groups, got, err, test.want, test.class)
+		}
+	}
+}
+
+// TestDelayThatCannotBeRead asks for the delay of a load balancer with a missing target group, and with one that
+// throttles and that the role may not read.
+func TestDelayThatCannotBeRead(t *testing.T) {
+	r := newTestCloud(t)
+	p := r.open(nil)
+	arn := r.balancer(t)
+	missing := strings.Replace(arn, "/web/", "/gone/", 1)
+	ask := func(what string, class infra.Class, arns ...string) {
+		t.Helper()
+		p.Configure(shardWith(arns...))
+		_, err := p.DeregistrationDelay(t.Context(), "web")
+		wantClass(t, what, err, class, arns[len(arns)-1])
+	}
+	ask("a missing target group", infra.NotFound, arn, missing)
+	question := fault.Match{Service: "elasticloadbalancing", Action: "DescribeTargetGroupAttributes"}
+	r.cloud.Faults().Fail(question, 1, http.StatusForbidden, "AccessDenied", "no")
+	ask("denied", infra.Denied, arn)
+	r.cloud.Faults().Throttle(question, fault.Forever)
+	ask("throttled", infra.Throttled, arn)
 }
 
 // TestTargetGroupThatDoesNotAnswer checks that MemberHealth returns an error and no verdicts if one target group does
@@ -127,11 +208,7 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	p := r.open(nil)
 	arn := r.balancer(t)
 	missing := strings.Replace(arn, "/web/", "/gone/", 1)
-	configure := func(arns ...string) {
-		balancer := config.LoadBalancer{Provider: "aws"}
-		balancer.TargetGroupARNs = arns
-		p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}})
-	}
+	configure := func(arns ...string) { p.Configure(shardWith(arns...)) }
 	configure(arn)
 	vm := r.create(p)
 	r.cloud.EC2().Settle()

@@ -51,11 +51,10 @@ func TestConformance(t *testing.T) {
 			Provider: first,
 			Balance: func(t *testing.T) (string, func(*testing.T, infra.VM, bool)) {
 				arn := r.balancer(t)
-				balancer := config.LoadBalancer{Provider: "aws"}
-				balancer.TargetGroupARNs = []string{arn}
-				first.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}})
+				first.Configure(shardWith(arn))
 				return "web", func(t *testing.T, vm infra.VM, healthy bool) { r.setHealth(t, arn, vm, healthy) }
 			},
+			Delay:   delay,
 			Kill:    func(_ *testing.T, vm infra.VM) { r.cloud.EC2().Kill(vm.ProviderID) },
 			Settle:  func(*testing.T) { r.cloud.EC2().Settle() },
 			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },

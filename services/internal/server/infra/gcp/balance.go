@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -111,6 +112,31 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) 
 		}
 	}
 	return members, nil
+}
+
+// DeregistrationDelay implements infra.DeregistrationDelay. If several backend services have an instance group, Google
+// uses the longest of their delays.
+//
+// https://cloud.google.com/load-balancing/docs/enabling-connection-draining
+func (p *Provider) DeregistrationDelay(ctx context.Context, lb string) (longest time.Duration, err error) {
+	what := "ask for the deregistration delay of load balancer " + lb
+	group, ok := p.balancer(lb)
+	if !ok {
+		return 0, infra.Errorf(infra.NotFound, what, "the configuration has no such load balancer of provider gcp")
+	}
+	if len(group.BackendServiceNames) == 0 {
+		return 0, refused(what, "the load balancer has no backend_service_names")
+	}
+	for _, name := range group.BackendServiceNames {
+		service, err := p.api.backendService(ctx, name)
+		if err != nil {
+			return 0, p.classify(what+" at "+name, "regionBackendServices.get", err)
+		}
+		if service.ConnectionDraining != nil {
+			longest = max(longest, time.Duration(service.ConnectionDraining.DrainingTimeoutSec)*time.Second)
+		}
+	}
+	return longest, nil
 }
 
 // group returns the name of a load balancer's instance group.

@@ -49,6 +49,8 @@ var Calls = []Call{
 		"an instance is drained or gone"},
 	{"compute.instanceGroups.listInstances", []string{"compute.instanceGroups.list"},
 		"instance groups are checked; an instance is drained or gone"},
+	{"compute.regionBackendServices.get", []string{"compute.regionBackendServices.get"},
+		"an instance is drained: how long a backend service lets it finish its requests"},
 	{"compute.regionBackendServices.getHealth", []string{"compute.regionBackendServices.get"},
 		"a template has load_balancer_health"},
 	{"compute.images.list", []string{"compute.images.list"}, "images are looked up"},
@@ -208,6 +210,13 @@ func (c client) removeFromGroup(ctx context.Context, group, link string) error {
 	return c.change(ctx, c.service.InstanceGroups.RemoveInstances(c.project, c.zone, group,
 		&compute.InstanceGroupsRemoveInstancesRequest{Instances: []*compute.InstanceReference{{Instance: link}}}).
 		Context(ctx))
+}
+
+// backendService describes a regional backend service.
+func (c client) backendService(ctx context.Context, name string) (*compute.BackendService, error) {
+	return googlecloud.Repeat(ctx, func() (*compute.BackendService, error) {
+		return c.service.RegionBackendServices.Get(c.project, regionOf(c.zone), name).Context(ctx).Do()
+	})
 }
 
 // groupHealth asks a regional backend service for the health of the members of an instance group.

@@ -163,6 +163,9 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, parts ..
 	}
 }
 
+// delay is the deregistration delay of the backend services that balance makes.
+const delay = 40 * time.Second
+
 // balance makes an instance group, and a backend service with two forwarding rules. The function set makes an instance
 // healthy or unhealthy for the second forwarding rule.
 func (c *testCloud) balance(group, service string) (set func(vm infra.VM, healthy bool)) {
@@ -171,7 +174,8 @@ func (c *testCloud) balance(group, service string) (set func(vm infra.VM, health
 	c.fake.Do(func() {
 		backend := c.fake.Put("projects/p/zones/us-central1-a/instanceGroups/"+group, map[string]any{"size": 0}).Link()
 		link := c.fake.Put(region+"backendServices/"+service, map[string]any{
-			"backends": []any{map[string]any{"group": backend}}}).Link()
+			"backends":           []any{map[string]any{"group": backend}},
+			"connectionDraining": map[string]any{"drainingTimeoutSec": int(delay.Seconds())}}).Link()
 		for _, ip := range []string{"203.0.113.1", "203.0.113.2"} {
 			c.fake.Put(region+"forwardingRules/"+strings.ReplaceAll(ip, ".", "-"),
 				map[string]any{"backendService": link, "IPAddress": ip})

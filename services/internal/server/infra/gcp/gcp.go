@@ -79,7 +79,8 @@ var (
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 
-	_ infra.LoadBalancerHealth = (*Provider)(nil)
+	_ infra.LoadBalancerHealth  = (*Provider)(nil)
+	_ infra.DeregistrationDelay = (*Provider)(nil)
 )
 
 // New makes a provider. It sends no requests.

@@ -290,6 +290,39 @@ func TestBackendServices(t *testing.T) {
 	}
 }
 
+// TestDelaysOfBackendServices checks that the longest delay of the backend services counts.
+func TestDelaysOfBackendServices(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	c.balance("web-a", "web-http")
+	c.fake.Do(func() {
+		at := "projects/p/regions/us-central1/backendServices/"
+		c.fake.Put(at+"off", map[string]any{})
+		c.fake.Put(at+"long", map[string]any{"connectionDraining": map[string]any{"drainingTimeoutSec": 3600}})
+	})
+	ask := func(services ...string) (time.Duration, error) {
+		p.Configure(shardWith("web-a", services...))
+		return p.DeregistrationDelay(t.Context(), "web")
+	}
+	for _, test := range []struct {
+		services []string
+		want     time.Duration
+	}{
+		{[]string{"off"}, 0}, {[]string{"off", "web-http"}, delay}, {[]string{"long", "web-http"}, time.Hour},
+	} {
+		if got, err := ask(test.services...); err != nil || got != test.want {
+			t.Errorf("%v: %s, %v; want %s", test.services, got, err, test.want)
+		}
+	}
+	_, err := ask()
+	wantClass(t, "no backend services", err, infra.Invalid, "backend_service_names")
+	_, err = ask("web-http", "gone")
+	wantClass(t, "a missing service", err, infra.NotFound, "gone")
+	c.server.Refuse("compute.regionBackendServices.get", compute.RateLimited("Queries"))
+	_, err = ask("web-http")
+	wantClass(t, "throttled", err, infra.Throttled)
+}
+
 func TestImages(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

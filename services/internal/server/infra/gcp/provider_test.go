@@ -28,6 +28,7 @@ func TestConformance(t *testing.T) {
 				first.Configure(shardWith("web-a", "web-http"))
 				return "web", func(_ *testing.T, vm infra.VM, healthy bool) { set(vm, healthy) }
 			},
+			Delay: delay,
 			Kill: func(_ *testing.T, vm infra.VM) {
 				c.fake.End(instances+vm.Tags.Instance.String(), "terminated by the guest")
 			},

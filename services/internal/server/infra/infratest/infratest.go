@@ -36,6 +36,9 @@ type Harness struct {
 	// Balance, if the provider has the capability LoadBalancerHealth, makes a load balancer and returns its name. set
 	// makes a registered VM healthy or unhealthy, and returns when the load balancer reports that.
 	Balance func(t *testing.T) (name string, set func(t *testing.T, vm infra.VM, healthy bool))
+	// Delay is the deregistration delay of the load balancer that Balance makes. Zero means that the provider lacks the
+	// capability DeregistrationDelay.
+	Delay time.Duration
 	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
 	// OddTags are unusual tag values that the provider must return unchanged. nil means a default set.
@@ -64,6 +67,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		"KilledIsSeen":              killedIsSeen,
 		"EndedContext":              endedContext,
 		"LoadBalancerHealth":        loadBalancerHealth,
+		"DeregistrationDelay":       deregistrationDelay,
 		"AnotherProcessSeesTheSame": anotherProcessSeesTheSame,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -477,6 +481,27 @@ func loadBalancerHealth(s *suite) {
 		s.Fatalf("Deregister: %v", err)
 	}
 	want("after it is deregistered", map[string]infra.MemberHealth{})
+}
+
+func deregistrationDelay(s *suite) {
+	delays, has := infra.Capability[infra.DeregistrationDelay](s.Provider)
+	if has != (s.Delay > 0) {
+		s.Fatalf("the provider tells deregistration delays: %t, the harness has a delay: %t", has, s.Delay > 0)
+	}
+	if !has {
+		return
+	}
+	lb, _ := s.Balance(s.T)
+	if delay, err := delays.DeregistrationDelay(s.Context(), lb); err != nil || delay != s.Delay {
+		s.Errorf("%s, %v; want %s", delay, err, s.Delay)
+	}
+	_, err := delays.DeregistrationDelay(s.Context(), "none")
+	s.wantClass("an unknown load balancer", err, infra.NotFound)
+	ended, cancel := context.WithCancel(s.Context())
+	cancel()
+	if delay, err := delays.DeregistrationDelay(ended, lb); err == nil {
+		s.Errorf("DeregistrationDelay under an ended context answered %s", delay)
+	}
 }
 
 func anotherProcessSeesTheSame(s *suite) {

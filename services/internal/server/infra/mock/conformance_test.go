@@ -50,6 +50,12 @@ func TestConformance(t *testing.T) {
 					}
 					return said, nil
 				}
+				cfg.Delay = func(lb string) (time.Duration, error) {
+					if lb != "web" {
+						return 0, infra.NotFound
+					}
+					return time.Minute, nil
+				}
 				p := mock.New(cfg)
 				return infratest.Harness{
 					Provider: p,
@@ -67,6 +73,7 @@ func TestConformance(t *testing.T) {
 							}
 						}
 					},
+					Delay:   time.Minute,
 					Unknown: "mock-99999999",
 				}
 			})

@@ -40,6 +40,8 @@ const (
 	Resolve        Kind = "resolve"
 	DescribeType   Kind = "describe_type"
 	MemberHealth   Kind = "member_health"
+
+	DeregistrationDelay Kind = "deregistration_delay"
 )
 
 // Call describes one call for the functions Script and Yield of [Config]. Fields that do not apply to the kind are
@@ -99,6 +101,9 @@ type Config struct {
 	// provider's lock is held, so Health must not call the provider. If Health is nil, there are no load balancers to
 	// ask.
 	Health func(lb string) (map[string]infra.MemberHealth, error)
+	// Delay supplies the result of DeregistrationDelay. If Delay is nil, load balancers have no delay. The provider's
+	// lock is held, so Delay must not call the provider.
+	Delay func(lb string) (time.Duration, error)
 }
 
 // Provider is the in-memory cloud. Make it with New.

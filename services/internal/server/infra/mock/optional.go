@@ -105,6 +105,19 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) 
 	return answer, err
 }
 
+// DeregistrationDelay implements infra.DeregistrationDelay with Config.Delay.
+func (p *Provider) DeregistrationDelay(ctx context.Context, lb string) (delay time.Duration, err error) {
+	call := Call{Kind: DeregistrationDelay, Name: lb}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		if p.cfg.Delay == nil {
+			return nil
+		}
+		delay, err = p.cfg.Delay(lb)
+		return infra.Wrap(infra.ClassOf(err), op(call), err)
+	})
+	return delay, err
+}
+
 // Resolve implements infra.Images with Config.Images.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (image string, err error) {
 	call := Call{Kind: Resolve}

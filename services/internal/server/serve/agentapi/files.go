@@ -54,8 +54,20 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	return nil
 }
 
+// Drain implements execute.Files. It wakes the agent's stream, which then sends the drain.
+func (s *Service) Drain(id ident.ID) {
+	leader, err := s.Leader()
+	if err != nil {
+		return
+	}
+	a := s.boardOf(leader).agent(id)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wakeStream(filesStream)
+}
+
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for key requests or health checks, the stream also sends these.
+// lacks files again. If the agent asks for key requests, health checks or the drain, the stream also sends these.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -70,6 +82,19 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		}
 		return s.sendHealthChecks(c, &checks, stream.Send)
 	}
+	drained := !req.GetWithDrain() // nothing is left to send
+	sendDrain := func(c *call) error {
+		if drained {
+			return nil
+		}
+		message := s.drainOf(c)
+		if message == nil {
+			return nil
+		}
+		drained = true
+		return stream.Send(&nstancev1.ReceiveFilesResponse{
+			Event: &nstancev1.ReceiveFilesResponse_Drain{Drain: message}})
+	}
 	requestKeys := func(c *call) error {
 		if !req.GetWithKeyRequests() {
 			return nil
@@ -83,14 +108,14 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		if req.GetWithKeyRequests() {
 			s.findMissingKeys(stream.Context(), c)
 		}
-		if err := sendChecks(c); err != nil {
+		if err := cmp.Or(sendChecks(c), sendDrain(c)); err != nil {
 			return err
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
 		// Send the health checks before the batch. When the agent has the batch, it reports the new configuration. By
 		// then it should also have the health checks.
-		if err := sendChecks(c); err != nil {
+		if err := cmp.Or(sendChecks(c), sendDrain(c)); err != nil {
 			return err
 		}
 		if err := s.deliverBatch(c, stream); err != nil {
@@ -117,6 +142,19 @@ func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.R
 	}
 	*sent = checks.GetVersion()
 	return nil
+}
+
+// drainOf returns the request to run the drain hook, or nil unless a drain of the instance waits for the hook.
+func (s *Service) drainOf(c *call) *nstancev1.Drain {
+	view, ok := c.leader.State.Instance(c.agent.id)
+	group, known := c.leader.State.Group(c.group)
+	if !ok || !known || group.Drain == nil || view.Record.State != record.Deleting || !view.Plan.Announced ||
+		view.Plan.HookEnded {
+		return nil
+	}
+	return &nstancev1.Drain{Reason: view.Record.DeleteReason, Command: group.Drain.Exec,
+		Remaining: durationpb.New(max(0, view.Plan.DeleteDeadline.Sub(s.Now()))),
+		Timeout:   durationpb.New(group.Drain.Timeout.D())}
 }
 
 // healthCheck converts a health check of a template to the form that agents receive.

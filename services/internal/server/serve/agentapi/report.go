@@ -52,6 +52,7 @@ const (
 	maxVersion        = 128
 	maxChecks         = config.MaxHealthChecks
 	maxCheckReason    = 256
+	maxHookError      = 256
 )
 
 type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
@@ -301,6 +302,12 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	default:
 		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
 	}
+	if drain := m.GetDrain(); drain != nil {
+		r.HookEnded, r.HookError = true, drain.GetError()
+		if err := checkLine("drain.error", r.HookError, maxHookError); err != nil {
+			return err
+		}
+	}
 	if metrics := m.GetMetrics(); metrics != nil {
 		r.Metrics = parseMetrics(metrics)
 	}
@@ -316,6 +323,17 @@ func checkText(field, value string, limit int) error {
 		return fmt.Errorf("%s: %d bytes, at most %d are allowed", field, len(value), limit)
 	case !utf8.ValidString(value):
 		return fmt.Errorf("%s: is not UTF-8", field)
+	}
+	return nil
+}
+
+// checkLine is like checkText for a text of one line.
+func checkLine(field, value string, limit int) error {
+	if err := checkText(field, value, limit); err != nil {
+		return err
+	}
+	if strings.ContainsFunc(value, unicode.IsControl) {
+		return fmt.Errorf("%s: has a control character", field)
 	}
 	return nil
 }
@@ -366,11 +384,8 @@ func parseChecks(m *nstancev1.HealthCheckReport, r *shardstate.Report) error {
 			return fmt.Errorf("health_checks.states[%d].name: %w", i, err)
 		}
 		reason := fmt.Sprintf("health_checks.states[%d].reason", i)
-		if err := checkText(reason, c.GetReason(), maxCheckReason); err != nil {
+		if err := checkLine(reason, c.GetReason(), maxCheckReason); err != nil {
 			return err
-		}
-		if strings.ContainsFunc(c.GetReason(), unicode.IsControl) {
-			return fmt.Errorf("%s: has a control character", reason)
 		}
 		state := shardstate.CheckState{Name: c.GetName(), Reason: c.GetReason()}
 		switch c.GetStatus() {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
@@ -23,6 +24,8 @@ func FuzzParseReport(f *testing.F) {
 		{Keys: []*nstancev1.KeyState{{Name: "a", Error: "x"}}, Ipv4: "10.0.0.1", Hostname: "a"},
 		{Unchanged: true, Stopping: nstancev1.StoppingReason_STOPPING_REASON_REBOOT,
 			Termination: &nstancev1.TerminationNotice{Deadline: &timestamppb.Timestamp{Seconds: math.MaxInt64}}},
+		{Unchanged: true, Drain: &nstancev1.DrainReport{Error: "exit status 1: no\x1b"}},
+		{Drain: &nstancev1.DrainReport{}},
 	} {
 		bytes, err := proto.Marshal(m)
 		if err != nil {
@@ -48,6 +51,10 @@ func FuzzParseReport(f *testing.F) {
 		if r.Metrics.CPU < 0 || r.Metrics.CPU > 1 || r.Metrics.CPU != r.Metrics.CPU ||
 			r.Metrics.ReceiveRate != r.Metrics.ReceiveRate {
 			t.Errorf("metrics %+v", r.Metrics)
+		}
+		if r.HookEnded != (m.GetDrain() != nil) || len(r.HookError) > maxHookError ||
+			strings.ContainsFunc(r.HookError, unicode.IsControl) || !utf8.ValidString(r.HookError) {
+			t.Errorf("drain hook: %v, %q", r.HookEnded, r.HookError)
 		}
 		if len(r.Message) > maxText || !utf8.ValidString(r.Message) || len(r.Files) > maxFiles ||
 			len(r.Keys) > maxKeys {

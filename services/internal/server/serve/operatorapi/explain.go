@@ -68,7 +68,7 @@ func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupReques
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
-			Refused: i.Refused})
+			Refused: i.Refused, DrainWaits: v.DrainWaits})
 	}
 	if req.GetInstanceId() != "" && len(answer.GetInstances()) == 0 {
 		return nil, status.Errorf(codes.FailedPrecondition,

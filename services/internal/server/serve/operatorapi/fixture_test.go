@@ -123,6 +123,7 @@ func (renderer) Render(_ context.Context, group config.Group, rec record.Instanc
 type noFiles struct{}
 
 func (noFiles) Push(context.Context, ident.ID) error { return nil }
+func (noFiles) Drain(ident.ID)                       {}
 
 func newTestShard(t testing.TB) *testShard {
 	t.Helper()

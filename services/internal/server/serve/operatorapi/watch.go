@@ -126,12 +126,16 @@ func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
 	return out
 }
 
-// WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event.
-func (c *call) WatchInstances(_ *nstancev1.WatchInstancesRequest,
+// WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event. While
+// the stream is open, an operator that does not only observe takes part in drains.
+func (c *call) WatchInstances(req *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
 	sub := c.Events.instances.Subscribe(c.service.queue,
 		func(key instanceKey) bool { return key.tenant == c.tenant })
 	defer sub.Close()
+	if !req.GetObserve() && c.role.Includes(record.RoleOperator) {
+		defer c.state().OperatorConnected(c.tenant)()
+	}
 	first := c.deletions()
 	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchInstancesResponse, error) {
 		if len(first) > 0 {
@@ -185,6 +189,7 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
 	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
 	shardstate.EventFlaps:           nstancev1.InstanceEvent_TYPE_FLAPS,
+	shardstate.EventDrainHook:       nstancev1.InstanceEvent_TYPE_DRAIN_HOOK,
 }
 
 // instanceEvent renders an event with the current status of the instance.
