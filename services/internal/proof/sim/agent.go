@@ -36,10 +36,14 @@ type agent struct {
 	failing       time.Time // its health check fails until then
 	// failsSince is when the agent's present leader first learned that the agent's health check fails.
 	failsSince time.Time
-	powerOff   bool
-	notice     bool
-	reboot     bool
-	rebootAt   time.Time // when it last announced a reboot
+	// hooked and hookEnded mean that the VM's drain hook has begun and ended, and hookReported that a leader knows of
+	// its end.
+	hooked, hookEnded, hookReported bool
+
+	powerOff bool
+	notice   bool
+	reboot   bool
+	rebootAt time.Time // when it last announced a reboot
 }
 
 // drawReportInterval returns the interval at which the agents of this World report.
@@ -150,7 +154,10 @@ func (f *fleet) speak(m *machine) {
 		}
 		a.stream, a.leader, s.term.reported, a.tries = stream, leader, true, 0
 	}
-	report := shardstate.Report{Healthy: !now.Before(a.sick), RuntimeHash: a.hash, Files: []shardstate.FileState{},
+	if view, ok := leader.State.Instance(m.id); ok && view.Plan.Announced {
+		f.startHook(m)
+	}
+	report := shardstate.Report{HookEnded: a.hookEnded, Healthy: !now.Before(a.sick), RuntimeHash: a.hash, Files: []shardstate.FileState{},
 		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
@@ -166,6 +173,7 @@ func (f *fleet) speak(m *machine) {
 		f.speakAfter(m, time.Second)
 		return
 	}
+	a.hookReported = a.hookEnded
 	status := report.Checks[0].Status
 	group, _ := leader.State.Group(m.key)
 	a.wasHealthy = a.wasHealthy || report.Healthy && status == shardstate.CheckPassing && a.hash == group.RuntimeHash
@@ -292,8 +300,39 @@ func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID
 	return rec.PublicKey, nil
 }
 
-// Drain implements execute.Files.
-func (t *term) Drain(ident.ID) {}
+// Drain implements execute.Files. The agent hears of the drain if it is connected.
+func (t *term) Drain(id ident.ID) {
+	w := t.server.world
+	if m := w.fleet.byInstance[id]; m != nil && m.agent.leader == t.leader {
+		w.sched.after(m.dice.between(time.Millisecond, time.Second), func() {
+			if m.agent.leader == t.leader {
+				w.fleet.startHook(m)
+			}
+		})
+	}
+}
+
+// startHook runs the drain hook of a VM, if its group has one and the hook has not begun. Some hooks never end.
+func (f *fleet) startHook(m *machine) {
+	a, g := &m.agent, f.world.people.spec(m.key)
+	if a.hooked || g == nil || !g.hooked {
+		return
+	}
+	a.hooked = true
+	if d := f.world.dice("hook", hashText(m.id.String())); d.IntN(4) != 0 {
+		f.world.sched.after(d.between(time.Second, 30*time.Second), func() {
+			if a.hookEnded = true; a.stream != 0 {
+				f.speakAfter(m, 0)
+			}
+		})
+	}
+}
+
+// awaitsHook reports whether the drain of a VM must wait for its hook: no leader knows yet that the hook has ended.
+func (f *fleet) awaitsHook(m *machine) bool {
+	g := f.world.people.spec(m.key)
+	return g != nil && g.hooked && !m.agent.hookReported && m.agent.registered
+}
 
 // Push implements execute.Files. The agent has its files shortly afterwards.
 func (t *term) Push(_ context.Context, id ident.ID) error {

@@ -187,6 +187,9 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 		w.fail(ruleDrain,
 			"%s is terminated without a drain announcement in the %v that this leader has known of it, though an "+
 				"operator listened", m.id, w.sched.now.Sub(l.at))
+	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && w.fleet.awaitsHook(m):
+		w.fail(ruleDrain, "%s is terminated at %v while its hook runs, its drain may take until %v", m.id, w.sched.now,
+			d.Deadline)
 	case d.State == record.Deleting && s != nil && s.term != nil && !w.operate.takesPart(s.term, m.id):
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
 		w.fail(ruleDrain, "%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,17 +60,27 @@ func (o *operator) stopWatching() {
 	for _, leave := range o.leave {
 		leave()
 	}
-	o.term.watchedUntil = o.world.sched.now
+	o.term.watched = append(o.term.watched, watched{o.since, o.world.sched.now})
 	o.term, o.leave = nil, nil
 }
 
+// watched is a time in which the operator watched a leader.
+type watched struct{ since, until time.Time }
+
 // takesPart reports whether the leader must wait for the operator before it terminates an instance: the operator
-// watches, or did after the drain was announced, or it may still connect.
+// watched when the drain was announced, or it may still connect. An operator that connects later may be too late,
+// because the termination may be under way.
 func (o *operator) takesPart(t *term, id ident.ID) bool {
 	now := o.world.sched.now
+	times := t.watched
+	if o.term == t {
+		times = append(slices.Clip(times), watched{o.since, now.Add(1)})
+	}
 	announced, known := t.announcedAt[id]
-	return now.Sub(t.began) < operatorsReturn || now.Sub(t.watchedUntil) < operatorsReturn ||
-		known && (o.term == t || t.watchedUntil.After(announced))
+	return now.Sub(t.began) < operatorsReturn || slices.ContainsFunc(times, func(w watched) bool {
+		return known && !w.since.After(announced) && w.until.After(announced) ||
+			w.until.Before(now) && now.Sub(w.until) < operatorsReturn
+	})
 }
 
 // operatorsReturn is how long a leader waits for operators, less the skew of clocks (docs/reference/planning-rules.md,

@@ -18,6 +18,7 @@ const (
 	kind      = "knd"
 	template  = "t"
 	asking    = "b" // as template, with load_balancer_health
+	hooked    = "d" // as template, with a drain hook
 	minute    = time.Minute
 	retention = 10 * time.Minute // of tombstones
 	// unusedRetention is how long a tombstone is kept if its reservation was never used.
@@ -59,6 +60,7 @@ type spec struct {
 	infra, runtime int
 	balancers      []string
 	asks           bool // load_balancer_health, while it has load balancers
+	hooked         bool // its VMs have a drain hook
 	rollout        config.Rollout
 	disruption     config.Disruption
 	schedules      []config.Schedule
@@ -96,6 +98,7 @@ func newPeople(w *World) people {
 		if d := w.dice("load balancer health", uint64(i)); d.IntN(3) == 0 {
 			g.asks, g.balancers = true, []string{"lb1"}
 		}
+		g.hooked = g.drain > 0 && !g.asks && w.dice("drain hook", uint64(i)).IntN(2) == 0
 		g.drawRollout(w.dice("rollout", uint64(i)), w.opts.Limited)
 		g.drawPurchase(w.dice("purchase", uint64(i)))
 		p.groups = append(p.groups, g)
@@ -118,9 +121,10 @@ func (p *people) document() []byte {
 				DeletedRecordRetention: duration(retention)}},
 		Tenants:       map[string]config.Tenant{"other": {}},
 		LoadBalancers: map[string]config.LoadBalancer{"lb1": {Provider: "mock"}, "lb2": {Provider: "mock"}},
-		Templates:     map[string]config.Template{template: {}, asking: {LoadBalancerHealth: true}},
-		Groups:        map[string]map[string]config.GroupSpec{},
-		Terminating:   p.terminating,
+		Templates: map[string]config.Template{template: {}, asking: {LoadBalancerHealth: true},
+			hooked: {Drain: &config.DrainHook{Exec: []string{"drain"}}}},
+		Groups:      map[string]map[string]config.GroupSpec{},
+		Terminating: p.terminating,
 	}
 	for name, t := range s.Templates {
 		t.Kind, t.Arch, t.InstanceType, t.InstanceTypes, t.SubnetPool = kind, "amd64", "small", []string{"large"}, "p"
@@ -143,8 +147,11 @@ func (p *people) document() []byte {
 			s.Groups[g.key.Tenant] = map[string]config.GroupSpec{}
 		}
 		from := template
-		if g.asksBalancers() {
+		switch {
+		case g.asksBalancers():
 			from = asking
+		case g.hooked:
+			from = hooked
 		}
 		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,

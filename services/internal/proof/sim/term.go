@@ -53,14 +53,14 @@ type term struct {
 	marked    map[ident.ID]uint64 // revision of each deletion that it has decided
 	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance
 	learnt    map[ident.ID]lesson // deletions that the bucket has shown it
-	// announcedAt is when it announced each drain, and watchedUntil when the operator last stopped watching it.
-	announcedAt  map[ident.ID]time.Time
-	watchedUntil time.Time
-	deafSince    time.Time
-	reported     bool              // an agent has connected to it
-	provedAt     time.Time         // when it asked for its latest proof of leadership
-	confirmed    map[string]bool   // orphans that a person has confirmed for deletion
-	called       map[ident.ID]bool // instances with a create call that it has sent
+	// announcedAt is when it announced each drain, and watched when the operator watched it.
+	announcedAt map[ident.ID]time.Time
+	watched     []watched
+	deafSince   time.Time
+	reported    bool              // an agent has connected to it
+	provedAt    time.Time         // when it asked for its latest proof of leadership
+	confirmed   map[string]bool   // orphans that a person has confirmed for deletion
+	called      map[ident.ID]bool // instances with a create call that it has sent
 	// recovering holds the instances that the leader must give time to recover.
 	recovering map[ident.ID]recovery
 	// finishes names the instance that each new one replaces because it was silent or unhealthy.

@@ -69,6 +69,7 @@ type State struct {
 type groupDefaults struct {
 	drain     time.Duration
 	balancers map[string]config.LoadBalancer // all those of the shard, because the group's own are unknown
+	templates map[string]config.Template     // for the drain hook
 }
 
 type group struct {
@@ -151,7 +152,8 @@ func (s *State) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	s.mu.Lock()
 	s.settings = SettingsOf(shard)
 	previous := s.defaults.balancers
-	s.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
+	s.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers,
+		templates: shard.Templates}
 	// Compare whole load balancers, not only their names: a load balancer may keep its name but get other target
 	// groups.
 	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
@@ -301,6 +303,7 @@ func (s *State) groupOf(rec *record.Instance) *group {
 	g := s.groups[key]
 	if g == nil {
 		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
+			Drain:        s.defaults.templates[rec.Template].Drain,
 			DrainTimeout: config.Duration(s.defaults.drain), LoadBalancers: slices.Sorted(
 				maps.Keys(s.defaults.balancers))}}
 		s.groups[key] = g
