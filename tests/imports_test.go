@@ -31,8 +31,8 @@ const module = "github.com/nstance-kit/nstance/"
 // of the wings above its own line, and of its own wing those in its own row and in the rows before (a bar ends a row).
 // A name in a row includes the packages below it. The programs do not import each other, but for what [shared] lists.
 var wings = []struct{ folder, rows string }{
-	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | config | " +
-		"bootscript envelope authority"},
+	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | " +
+		"config | bootscript envelope authority"},
 	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
 	{"services/api", "nstance notleader operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},
@@ -40,7 +40,7 @@ var wings = []struct{ folder, rows string }{
 	{"services/internal/server", "plan lead/election filegen metrics health watch | " +
 		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
 	{"services/internal/agent", "check folder identity keypair machine notice receiver"},
-	{"services/internal/operator", "capacity cluster drain identity machine ondemand pool report scope settings shards"},
+	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},
 	{"services/internal/admin", "snapshot support fleet | serve"},
 	{"services/internal/dev", "devtool httpserver k8s s3"},
 	{"services/internal/proof", "mutate plantest fleettest identitytest sim bench histories"},
@@ -253,14 +253,16 @@ var rules = map[string]rule{
 	"tests: contract and api": never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
 	"provider: contract":      never("terraform-provider-nstance", "services/internal", "services/cmd"),
 	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/proof/sim",
-		"services/internal/server/infra/infratest", "services/internal/server/infra/mock", "services/internal/proof/plantest",
+		"services/internal/server/infra/infratest", "services/internal/server/infra/mock",
+		"services/internal/proof/plantest",
 		"services/internal/proof/mutate"),
 	"the provider holds no test code": exactly("terraform-provider-nstance",
 		unlinked("terraform-provider-nstance", "github.com/hashicorp/terraform-plugin-testing",
 			"terraform-provider-nstance/internal/acctest")),
 	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
 		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
-		"services/internal/server/infra", "services/internal/server/plan", "services/internal/server/act/execute", "services/internal/server/lead/lease",
+		"services/internal/server/infra", "services/internal/server/plan", "services/internal/server/act/execute",
+		"services/internal/server/lead/lease",
 		"services/internal/server/lead/election", "services/store/objstore", "services/store/secretstore",
 		"services/store/clusterstate"),
 	// TestProviderReadsScalingGroups is for the SDK of Auto Scaling, of which the provider uses only reading calls.
@@ -369,12 +371,14 @@ func TestRulesDetectViolations(t *testing.T) {
 			Imports: []string{"services/store/objstore"}},
 		"election: record and the store's tokens": {ImportPath: "services/internal/server/lead/election",
 			Imports: []string{"services/internal/server/lead/lease"}},
-		"plan and election are pure": {ImportPath: "services/internal/server/lead/election", Imports: []string{"log/slog"}},
+		"plan and election are pure": {ImportPath: "services/internal/server/lead/election",
+			Imports: []string{"log/slog"}},
 		"render knows texts, not config": {ImportPath: "services/contract/render",
 			Imports: []string{"services/contract/config"}},
 		"contract stands alone": {ImportPath: "services/contract/config",
 			XTestImports: []string{"services/internal/server/plan"}},
-		"store":                   {ImportPath: "services/store/objstore", XTestImports: []string{"services/internal/server/plan"}},
+		"store": {ImportPath: "services/store/objstore",
+			XTestImports: []string{"services/internal/server/plan"}},
 		"tests: contract and api": {ImportPath: "tests/system", Imports: []string{"services/internal/server"}},
 		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/resource/shard",
 			Imports: []string{"services/internal/server/lead/lease"}},
@@ -438,7 +442,8 @@ func cloudPlaces() []string {
 		"terraform-provider-nstance/internal/client/machinegroup/all/",
 	}
 	for _, block := range all.Blocks() {
-		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/server/infra/"+block.Name+"/",
+		places = append(places, "services/contract/cloud/"+block.Name+"/",
+			"services/internal/server/infra/"+block.Name+"/",
 			"services/store/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
 			"terraform-provider-nstance/internal/client/machinegroup/"+block.Name+"/")
 		for _, store := range block.ObjectStores {

@@ -121,7 +121,8 @@ func New(seed int64) *Fleet {
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(5 * time.Minute),
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
-		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)), doubt: rand.New(rand.NewSource(^seed)),
+		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)),
+		doubt: rand.New(rand.NewSource(^seed)),
 		marks: map[plan.Cause]int{}, asked: map[ident.ID]string{},
 	}
 	f.after(f.Settings.CollectInterval, 0, f.list)

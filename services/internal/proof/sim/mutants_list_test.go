@@ -150,7 +150,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.participant",
 			Find:    "!i.Drained && (a || b)",
 			Replace: "!i.Drained && !i.Announced && g.Operators"}},
-	{name: "a disconnected operator is forgotten", why: "an operator that loses its connection in a drain loses its part",
+	{name: "a disconnected operator is forgotten", why: "an operator that loses its connection loses its part",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.participant",
 			Find:    "i.Operator || a",
 			Replace: "g.Operators"}},

@@ -79,7 +79,7 @@ type cause struct{ error }
 
 // Is compares everything but classes.
 func (c cause) Is(target error) bool {
-	_, class := target.(Class) //nolint:errorlint // a target is not wrapped
+	_, class := target.(Class)
 	return !class && errors.Is(c.error, target)
 }
 

@@ -655,8 +655,9 @@ func TestRules(t *testing.T) {
 		{name: "rule 64: what an operator drained waits for no other", want: []string{"terminate i1"},
 			change:   func(s *plan.Snapshot) { s.Operators, s.LeaderSince = false, ago(10*time.Second) },
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Drained = true, true }))},
-		{name: "rule 20: drains count towards a wave", snapshot: snapshot(3, drifted(), drifted(), drifted(), announced()),
-			want: []string{"create for i1", "create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
+		{name: "rule 20: drains count towards a wave",
+			snapshot: snapshot(3, drifted(), drifted(), drifted(), announced()),
+			want:     []string{"create for i1", "create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
 		{name: "the deadline has come", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.DeleteDeadline = now
 		})), want: []string{"terminate i1"}},

@@ -59,8 +59,9 @@ func (g *group) mayBeUnavailable() int {
 }
 
 // wave is rule 20: it returns how many outdated instances may be replaced now. A wave starts while the group is at its
-// size and no instance is silent or booting. Instances that are draining count towards the size of the wave. If instances have drifted, a wave also starts while some of them
-// are unready or the unhealthy guard keeps instances. The new configuration may repair such instances.
+// size and no instance is silent or booting. Instances that are draining count towards the size of the wave. If
+// instances have drifted, a wave also starts while some of them are unready or the unhealthy guard keeps instances. The
+// new configuration may repair such instances.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]

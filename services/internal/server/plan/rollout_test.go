@@ -541,6 +541,7 @@ func golden(t *testing.T, name, got string) {
 // TestDrainsTakeTheTimeOfTheirParticipants measures how long rolling ten instances and a scale-down take, depending on
 // who takes part in drains (rule 27).
 func TestDrainsTakeTheTimeOfTheirParticipants(t *testing.T) {
+	takes := func(d time.Duration) func(*plantest.Fleet) { return func(f *plantest.Fleet) { f.DrainAfter = d } }
 	hook := func(f *plantest.Fleet) {
 		f.DrainAfter, f.HookAfter = 0, 15*time.Second
 		f.Group.Drain = &config.DrainHook{Exec: []string{"drain"}}
@@ -549,10 +550,10 @@ func TestDrainsTakeTheTimeOfTheirParticipants(t *testing.T) {
 		setup       func(*plantest.Fleet)
 		roll, scale time.Duration
 	}{
-		"nobody":                        {func(f *plantest.Fleet) { f.DrainAfter = 0 }, 6 * time.Minute, 5 * time.Second},
+		"nobody":                        {takes(0), 6 * time.Minute, 5 * time.Second},
 		"a hook of 15 s":                {hook, 8*time.Minute + 30*time.Second, 20 * time.Second},
-		"an operator that takes 15 s":   {func(f *plantest.Fleet) { f.DrainAfter = 15 * time.Second }, 8*time.Minute + 30*time.Second, 20 * time.Second},
-		"an operator that never drains": {func(*plantest.Fleet) {}, time.Hour, 5*time.Minute + 5*time.Second},
+		"an operator that takes 15 s":   {takes(15 * time.Second), 8*time.Minute + 30*time.Second, 20 * time.Second},
+		"an operator that never drains": {takes(-1), time.Hour, 5*time.Minute + 5*time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := plantest.New(1)

@@ -13,8 +13,9 @@ func FuzzDecodeTags(f *testing.F) {
 	f.Add("", "", "-1", "x", "")
 	f.Fuzz(func(t *testing.T, name, instance, term, created, group string) {
 		in := &compute.Instance{Name: name, Labels: map[string]string{"nstance-instance-id": instance,
-			"nstance-term": term, "nstance-created-at": created}, Metadata: &compute.Metadata{Items: []*compute.MetadataItems{
-			{Key: "nstance-group", Value: &group}, {Key: "nstance-tenant"}}}}
+			"nstance-term": term, "nstance-created-at": created},
+			Metadata: &compute.Metadata{Items: []*compute.MetadataItems{
+				{Key: "nstance-group", Value: &group}, {Key: "nstance-tenant"}}}}
 		tags, warning := decodeTags(in)
 		if tags.Group != group {
 			t.Errorf("group %q, want %q", tags.Group, group)

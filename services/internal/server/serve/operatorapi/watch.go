@@ -126,8 +126,8 @@ func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
 	return out
 }
 
-// WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event. While
-// the stream is open, an operator that does not only observe takes part in drains.
+// WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event.
+// While the stream is open, an operator that does not only observe takes part in drains.
 func (c *call) WatchInstances(req *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
 	sub := c.Events.instances.Subscribe(c.service.queue,
