@@ -14,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
 # Packages with goroutines that share state. They run under the race detector, which triples their time.
-race='server server/act/execute server/act/leader server/health server/infra/mock server/infra/tmux server/journal/cache server/lead/lease
+race='server server/act/execute server/act/leader server/health server/infra/mock server/infra/tmux server/journal/localdb server/lead/lease
 	server/lead/peer server/serve/agentapi server/serve/operatorapi server/serve/registerapi server/serve/transport server/shardconfig
 	server/shardstate server/watch daemon/tasks agent operator/shards'
 
