@@ -41,6 +41,8 @@ type Options struct {
 	// LeaderAddr returns the address to follow from the answer of a standby. The default is the address of the operator
 	// API.
 	LeaderAddr func(*nstancev1.NotLeader) string
+	// Proxy means that connections use the proxy that the environment variable HTTPS_PROXY names.
+	Proxy bool
 	// Dial holds additional options of every connection.
 	Dial []grpc.DialOption
 }
@@ -192,6 +194,10 @@ func (c *Client) connect(addr string) (*conn, error) {
 	to := c.conns[addr]
 	if to == nil {
 		credentials := NewCredentials(c.options.TLS)
+		dial := c.options.Dial
+		if !c.options.Proxy { // gRPC uses HTTPS_PROXY only with its own dialer
+			dial = append([]grpc.DialOption{grpc.WithContextDialer(credentials.Dial)}, dial...)
+		}
 		// With "passthrough", gRPC dials the address unchanged. The host in the address must match the server's
 		// certificate.
 		made, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
@@ -200,11 +206,10 @@ func (c *Client) connect(addr string) (*conn, error) {
 				PermitWithoutStream: true}),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig,
 				MinConnectTimeout: connectTimeout}),
-			grpc.WithDisableServiceConfig(),          // Call does the retries
-			grpc.WithContextDialer(credentials.Dial), // gRPC uses HTTPS_PROXY only with its own dialer
+			grpc.WithDisableServiceConfig(), // Call does the retries
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 			grpc.WithIdleTimeout(0),
-		}, c.options.Dial...)...)
+		}, dial...)...)
 		if err != nil {
 			return nil, err
 		}

@@ -111,6 +111,7 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 	defer f.Close()
 	ctx, cancel := context.WithTimeout(ctx, patient.timeout)
 	defer cancel()
+	over, _ := ctx.Deadline()
 	said := map[string]string{}
 	for {
 		left := 0
@@ -120,6 +121,9 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 			if failed != nil {
 				switch failed.Code {
 				case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
+					if failed.Code == codes.DeadlineExceeded && time.Until(over) < 100*time.Millisecond {
+						<-ctx.Done() // the shard saw the end of the wait first
+					}
 					text = failed.Message
 					if ctx.Err() == nil { // the end of the wait is no fault of the shard
 						unseen = failed

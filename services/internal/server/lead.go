@@ -200,6 +200,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	leader := l.leader
 	s.leading.Store(l)
 	defer s.leading.Store(nil)
+	leader.State.Serving()
 	s.served.Store(true)
 	s.log.Info("serving as leader", "term", leader.State.Term())
 	env.Go("restore the journal", func() {

@@ -128,7 +128,8 @@ var simple = map[string]string{"compute.instances.get": "", "compute.instances.l
 	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
 	"compute.zoneOperations.wait": "compute.zoneOperations.get", "compute.zoneOperations.get": "",
 	"compute.instanceGroups.listInstances":    "compute.instanceGroups.list",
-	"compute.regionBackendServices.getHealth": "compute.regionBackendServices.get"}
+	"compute.regionBackendServices.getHealth": "compute.regionBackendServices.get",
+	"compute.regionBackendServices.get":       ""}
 
 // computeNeeds returns the permissions for calls of Compute Engine, from the section IAM Permissions of each method in
 // https://cloud.google.com/compute/docs/reference/rest/v1.

@@ -88,7 +88,7 @@ func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key 
 	nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	client := operatorclient.New(operatorclient.Options{Addresses: []string{addr},
+	client := operatorclient.New(operatorclient.Options{Addresses: []string{addr}, Proxy: true,
 		LeaderAddr: (*nstancev1.NotLeader).GetRegistrationAddr,
 		TLS:        func() (*tls.Config, error) { return k.anonymousTLS(shard) }})
 	defer client.Close()

@@ -119,7 +119,7 @@ var errReconnect = errors.New("the shard's address or the operator's certificate
 
 // newClient returns a client that begins at the configured address.
 func (s *shard) newClient() *operatorclient.Client {
-	return operatorclient.New(operatorclient.Options{Addresses: []string{s.address()},
+	return operatorclient.New(operatorclient.Options{Addresses: []string{s.address()}, Proxy: true,
 		TLS:  func() (*tls.Config, error) { return s.set.options.TLS(s.id) },
 		Dial: s.set.options.Dial})
 }

@@ -42,6 +42,7 @@ func (f *Fleet) start(a plan.Action) {
 	case plan.Drain:
 		f.work(vm, plan.Draining, f.Write, func() {
 			vm.Announced, vm.InLoadBalancers, vm.Operator = true, false, f.DrainAfter != 0
+			vm.Hook = f.Group.Drain != nil
 			if f.DrainAfter > 0 {
 				f.after(f.DrainAfter, f.term, func() { vm.Drained = true })
 			}
@@ -266,6 +267,7 @@ func (f *Fleet) Crash(landed func() bool) {
 			time.Time{}
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
 		vm.Announced, vm.Operator, vm.Drained, vm.TerminateRequested = false, false, false, time.Time{}
+		vm.Hook, vm.HookEnded = false, false
 		vm.PowerOffAt = time.Time{}
 		vm.Lapses, vm.FlapsRaised, vm.Finishes = plan.Lapses{}, false, ident.ID{}
 		vm.reportFrom = f.Now.Add(time.Duration(f.rand.Int63n(int64(10 * time.Second)))) // agents reconnect

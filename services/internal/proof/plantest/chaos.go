@@ -42,6 +42,9 @@ func Random(rng *rand.Rand) *Fleet {
 		f.Group.Rollout = randomRollout(rng)
 		disturbed(rng, &f.Group)
 	}
+	if rng.Intn(2) == 0 {
+		f.Group.Drain, f.HookAfter = &config.DrainHook{Exec: []string{"drain"}}, pick(0, 5*time.Second, time.Minute)
+	}
 	return f
 }
 
@@ -156,7 +159,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		i.Asking, i.Notice, i.NoticeDeadline = maybe(5), maybe(8), when(2)
 		if i.State == record.Deleting {
 			i.DeletingAt, i.DeleteDeadline, i.Announced, i.Drained = when(1), when(2), maybe(2), maybe(4)
-			i.Operator, i.HookEnded, i.BalancersUntil = maybe(2), maybe(2), when(2)
+			i.Operator, i.Hook, i.HookEnded, i.BalancersUntil = maybe(2), maybe(2), maybe(2), when(2)
 			i.TerminateRequested, i.DeleteReason = when(3), "a reason"
 			if !i.DeleteDeadline.IsZero() && maybe(2) {
 				i.DeleteDeadline = s.Now.Add(time.Minute)

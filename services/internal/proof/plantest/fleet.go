@@ -185,6 +185,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image:           f.Image,
 		Operators:       f.DrainAfter != 0,
+		ServingSince:    f.leaderSince,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard, Guard: f.guard}
 	for _, vm := range f.VMs {
 		s.Instances = append(s.Instances, vm.Instance)

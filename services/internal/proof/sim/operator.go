@@ -77,7 +77,7 @@ func (o *operator) takesPart(t *term, id ident.ID) bool {
 		times = append(slices.Clip(times), watched{o.since, now.Add(1)})
 	}
 	announced, known := t.announcedAt[id]
-	return now.Sub(t.began) < operatorsReturn || slices.ContainsFunc(times, func(w watched) bool {
+	return now.Sub(t.serving) < operatorsReturn || slices.ContainsFunc(times, func(w watched) bool {
 		return known && !w.since.After(announced) && w.until.After(announced) ||
 			w.until.Before(now) && now.Sub(w.until) < operatorsReturn
 	})

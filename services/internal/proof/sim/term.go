@@ -56,6 +56,7 @@ type term struct {
 	// announcedAt is when it announced each drain, and watched when the operator watched it.
 	announcedAt map[ident.ID]time.Time
 	watched     []watched
+	serving     time.Time // when operators could first connect
 	deafSince   time.Time
 	reported    bool              // an agent has connected to it
 	provedAt    time.Time         // when it asked for its latest proof of leadership
@@ -168,7 +169,8 @@ func (t *term) takeOver() {
 	if !configured || !retry(func() error { return t.leader.TakeOver(t.scope) }) || t.scope.err != nil {
 		return
 	}
-	t.ready = true
+	t.ready, t.serving = true, t.server.world.sched.now
+	t.leader.State.Serving()
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
 	t.env.Go("look up images", t.lookUpImages)

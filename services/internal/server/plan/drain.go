@@ -33,7 +33,7 @@ func (g *group) planEnd(out *steps, i *Instance) {
 	switch {
 	case part == "": // rule 28
 		g.planTermination(out, i, g.terminationReason(i))
-	case !i.Announced:
+	case !i.Announced, i.InLoadBalancers && len(g.Group.LoadBalancers) > 0: // it may have failed to leave them
 		g.attempt(out, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
 			Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
 		fallthrough // time may end the drain before it is announced
@@ -48,13 +48,17 @@ func (g *group) participant(i *Instance) (part string, until time.Time) {
 	if !i.runs() || !i.DeleteDeadline.After(g.Now) {
 		return "", time.Time{}
 	}
-	back := latest(g.LeaderSince, g.OperatorLeftAt).Add(operatorsReturn)
+	back := latest(g.ServingSince, g.OperatorLeftAt).Add(operatorsReturn)
+	if g.ServingSince.IsZero() {
+		back = i.DeleteDeadline
+	}
+	hook := i.Hook || !i.Announced && g.Group.Drain != nil
 	switch {
 	case !i.Drained && (i.Operator || !i.Announced && g.Operators):
 		return "an operator drains its node", i.DeleteDeadline
-	case g.Group.Drain != nil && !i.HookEnded && !i.RegisteredAt.IsZero():
+	case hook && !i.HookEnded && !i.RegisteredAt.IsZero():
 		return "its drain hook runs", i.DeleteDeadline
-	case !i.Announced && len(g.Group.LoadBalancers) > 0:
+	case len(g.Group.LoadBalancers) > 0 && (!i.Announced || i.InLoadBalancers):
 		return "it leaves its load balancers", i.DeleteDeadline
 	case i.BalancersUntil.After(g.Now):
 		return "its load balancers finish its requests", sooner(i.BalancersUntil, i.DeleteDeadline)

@@ -26,7 +26,8 @@ func snapshot(size int, instances ...plan.Instance) plan.Snapshot {
 		instances[n].ID = id(n + 1)
 	}
 	return plan.Snapshot{
-		Now: now, Term: 1, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour), CreateBudget: -1,
+		Now: now, Term: 1, LeaderSince: ago(time.Hour), ServingSince: ago(time.Hour),
+		SilenceFrom: ago(time.Hour), CreateBudget: -1,
 		Operators: true,
 		Instances: instances,
 		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
@@ -621,17 +622,27 @@ func TestRules(t *testing.T) {
 			want:     []string{"terminate i1"}},
 		{name: "rule 27: the hook is asked", snapshot: snapshot(0, deleting(nil)), want: []string{"drain i1 +1m0s"},
 			change: hooked, wake: time.Minute},
-		{name: "rule 27: the hook runs", change: hooked, wake: time.Minute,
+		{name: "rule 27: the hook runs, also if the group has none any more", change: alone, wake: time.Minute,
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Hook = true, true }))},
+		{name: "rule 27: a hook that was added later is not awaited", change: hooked, want: []string{"terminate i1"},
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
+		{name: "rule 27: it could not leave its load balancers", want: []string{"drain i1 +1m0s"},
+			change: func(s *plan.Snapshot) { alone(s); balanced(s) },
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.InLoadBalancers, i.BalancersUntil = true, true, now.Add(time.Minute)
+			}))},
+		{name: "rule 64: the leader does not serve operators yet", wake: time.Minute,
+			change:   func(s *plan.Snapshot) { s.Operators, s.ServingSince = false, time.Time{} },
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
 		{name: "rule 27: the hook has ended", want: []string{"terminate i1"}, change: hooked,
-			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.HookEnded = true, true }))},
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Hook, i.HookEnded = true, true, true }))},
 		{name: "rule 27: the hook has ended, the operator drains", wake: time.Minute, change: hooked,
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-				i.Announced, i.Operator, i.HookEnded = true, true, true
+				i.Announced, i.Operator, i.Hook, i.HookEnded = true, true, true, true
 			}))},
 		{name: "rule 27: the operator has drained, the hook runs", wake: time.Minute, change: hooked,
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
-				i.Announced, i.Operator, i.Drained = true, true, true
+				i.Announced, i.Operator, i.Drained, i.Hook = true, true, true, true
 			}))},
 		{name: "rule 27: no hook without an agent", want: []string{"terminate i1"}, change: hooked,
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.RegisteredAt = time.Time{} }))},
@@ -646,14 +657,14 @@ func TestRules(t *testing.T) {
 				i.Announced, i.BalancersUntil = true, now.Add(time.Hour)
 			}))},
 		{name: "rule 64: operators may come back", wake: 20 * time.Second, change: func(s *plan.Snapshot) {
-			s.Operators, s.LeaderSince = false, ago(10*time.Second)
+			s.Operators, s.ServingSince = false, ago(10*time.Second)
 		}, snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
 		{name: "rule 64: an operator restarts", wake: 20 * time.Second, want: []string{"drain i1 +1m0s"},
 			change: func(s *plan.Snapshot) {
 				s.Operators, s.OperatorLeftAt = false, ago(10*time.Second)
 			}, snapshot: snapshot(0, deleting(nil))},
 		{name: "rule 64: what an operator drained waits for no other", want: []string{"terminate i1"},
-			change:   func(s *plan.Snapshot) { s.Operators, s.LeaderSince = false, ago(10*time.Second) },
+			change:   func(s *plan.Snapshot) { s.Operators, s.ServingSince = false, ago(10*time.Second) },
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Drained = true, true }))},
 		{name: "rule 20: drains count towards a wave",
 			snapshot: snapshot(3, drifted(), drifted(), drifted(), announced()),

@@ -115,8 +115,8 @@ type Instance struct {
 	// Operator means that an operator takes part in the drain (rule 27), and Drained that it acknowledged the node as
 	// drained.
 	Operator, Drained bool
-	// HookEnded means that the VM's drain hook has ended.
-	HookEnded bool
+	// Hook means that the drain was announced with the VM's drain hook, and HookEnded that the hook has ended.
+	Hook, HookEnded bool
 	// BalancersUntil is when the deregistration delay of the instance's load balancers is over; zero: there is none.
 	BalancersUntil time.Time
 	// TerminateRequested is when the provider accepted a delete call.
@@ -188,6 +188,8 @@ type Snapshot struct {
 	Group    config.Group
 	// LeaderSince is when this leader began to load its shard's state; zero: unknown.
 	LeaderSince time.Time
+	// ServingSince is when operators could first connect to this leader; zero: they cannot yet.
+	ServingSince time.Time
 	// SilenceFrom is when the first agent connected to this leader. Silence before that time does not count. Zero means
 	// that no agent has connected yet.
 	SilenceFrom time.Time

@@ -192,6 +192,23 @@ func (s *State) Refused(id ident.ID, why string) {
 	}
 }
 
+// HookImpossible records that the instance's agent is too old to run the drain hook, so that the drain does not wait
+// for it.
+func (s *State) HookImpossible(id ident.ID) {
+	s.mu.Lock()
+	var events []InstanceEvent
+	if inst := s.instances[id]; inst != nil && !inst.plan.HookEnded {
+		inst.plan.HookEnded = true
+		events = append(events, s.event(inst, EventDrainHook, "the drain hook did not run: the agent is too old"))
+		s.touch(inst.group)
+	}
+	s.mu.Unlock()
+	for _, event := range events {
+		s.Publish(event)
+	}
+	s.opts.Wake()
+}
+
 // unhealthyReason says why an instance is not healthy.
 func unhealthyReason(p *plan.Instance, report *Report) string {
 	switch {

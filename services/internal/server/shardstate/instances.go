@@ -179,22 +179,43 @@ func (s *State) End(id ident.ID, err error) {
 
 // Announced records that this leader published an event which asks operators to drain the instance's node, and when the
 // deregistration delay of the instance's load balancers is over; zero: there is none. An operator that is connected now
-// takes part in the drain.
+// takes part in the drain. The present drain hook of the group does, even if the group gets another one later.
 func (s *State) Announced(id ident.ID, balancersUntil time.Time) {
 	s.change(id, func(i *instance) {
+		if !i.plan.Announced && i.group.Drain != nil {
+			hook := *i.group.Drain
+			i.plan.Hook, i.hook = true, &hook
+		}
 		i.plan.Announced, i.plan.BalancersUntil = true, balancersUntil
-		i.plan.Operator = s.operators[i.record.Tenant] > 0
+		i.plan.Operator = i.plan.Operator || s.operators[i.record.Tenant] > 0
 	})
+}
+
+// DrainHook returns the hook with which the instance's drain was announced; nil: none.
+func (s *State) DrainHook(id ident.ID) *config.DrainHook {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if inst := s.instances[id]; inst != nil {
+		return inst.hook
+	}
+	return nil
+}
+
+// Serving records that operators can connect to this leader from now on.
+func (s *State) Serving() {
+	s.mu.Lock()
+	s.servingSince = s.opts.Now()
+	s.mu.Unlock()
 }
 
 // OperatorConnected records that an operator takes part in the drains of a tenant's instances, also in those that are
 // under way. The caller calls the function that it returns when the operator is disconnected. The operator keeps its
-// part in the drains that were announced until then.
+// part in the drains that it learned of.
 func (s *State) OperatorConnected(tenant string) (disconnected func()) {
 	s.mu.Lock()
 	s.operators[tenant]++
 	for _, inst := range s.instances {
-		if inst.plan.Announced && inst.record.Tenant == tenant {
+		if inst.record.State == record.Deleting && inst.record.Tenant == tenant {
 			inst.plan.Operator = true
 		}
 	}

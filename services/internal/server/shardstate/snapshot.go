@@ -31,6 +31,7 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 	return plan.Snapshot{
 		Now:            s.opts.Now(),
 		LeaderSince:    s.since,
+		ServingSince:   s.servingSince,
 		GuardRaised:    raised(plan.AlertUnhealthyGuard),
 		BackoffRaised:  raised(plan.AlertBackoff),
 		HaltRaised:     raised(plan.AlertRolloutHalted),

@@ -60,6 +60,8 @@ type State struct {
 	orphansWait bool
 	standing    map[ErrorKey]ErrorEvent
 	since       time.Time // when this State was created
+	// servingSince is when operators could first connect; zero: they cannot yet.
+	servingSince time.Time
 	// operators counts, by tenant, the connected operators that take part in drains.
 	operators      map[string]int
 	operatorLeftAt map[string]time.Time // when the last of them was disconnected
@@ -103,7 +105,8 @@ type instance struct {
 	vm     infra.VM
 	report Report
 	group  *group
-	stream uint64 // number of the current health stream; 0 for none
+	hook   *config.DrainHook // with which its drain was announced; nil: none
+	stream uint64            // number of the current health stream; 0 for none
 }
 
 type tombstone struct {

@@ -120,7 +120,7 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 	if err != nil {
 		return err
 	}
-	client := operatorclient.New(operatorclient.Options{Addresses: addrs, TLS: func() (*tls.Config, error) {
+	client := operatorclient.New(operatorclient.Options{Addresses: addrs, Proxy: true, TLS: func() (*tls.Config, error) {
 		return identity.Config(shard, time.Now)
 	}})
 	defer client.Close()

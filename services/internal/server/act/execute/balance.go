@@ -78,6 +78,9 @@ func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, remo
 	var longest time.Duration
 	for _, name := range group.LoadBalancers {
 		delay, err := x.deregistrationDelay(ctx, balancers, name)
+		if errors.Is(err, infra.NotFound) {
+			continue // the instance cannot be in it
+		}
 		if err != nil {
 			return time.Time{}, err
 		}

@@ -223,28 +223,28 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	return nil
 }
 
-// drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
-// does not answer does not prevent the drain, because terminate repeats the removal. But then the drain lasts until its
-// deadline, and so it does if a deregistration delay is not known.
+// drain announces that the instance's node must be drained, and removes the instance from its load balancers. If a load
+// balancer does not answer, the drain lasts until its deadline, unless a repetition succeeds. It also does if a
+// deregistration delay is not known.
 func (x *Executor) drain(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
 		return ErrGone
 	}
+	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
+	event.Deadline, event.Drain = action.Deadline, true
+	x.State.Publish(event)
+	x.State.Announced(action.Instance, action.Deadline)
+	x.Files.Drain(action.Instance)
 	err := x.setBalanced(ctx, action.Instance, false)
 	until, unknown := x.balancersUntil(ctx, rec, x.Env.Now())
 	if unknown != nil {
 		x.Log.Warn("a deregistration delay is not known, so the drain lasts until its deadline",
 			"instance", action.Instance.String(), "deadline", action.Deadline, "error", unknown)
 	}
-	if unknown != nil || err != nil && !until.IsZero() {
-		until = action.Deadline
+	if unknown == nil && (err == nil || until.IsZero()) {
+		x.State.Announced(action.Instance, until)
 	}
-	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
-	event.Deadline, event.Drain = action.Deadline, true
-	x.State.Publish(event)
-	x.State.Announced(action.Instance, until)
-	x.Files.Drain(action.Instance)
 	return err
 }
 

@@ -87,6 +87,7 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, reason)
 	event.Deadline = now.Add(drain)
 	l.State.Publish(event)
+	l.Executor.Files.Drain(id) // the deadline of its drain may have become earlier
 	return nil
 }
 

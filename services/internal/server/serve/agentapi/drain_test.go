@@ -108,9 +108,34 @@ func TestDrainIsSent(t *testing.T) {
 	old.leave()
 	old.drain()
 	old.nothingMore("not asked for", old.drainStream(false))
+	if view, _ := w.State.Instance(old.id); !view.Plan.HookEnded || w.Events(old.id, shardstate.EventDrainHook) != 1 {
+		t.Errorf("the drain waits for an agent that cannot run the hook: %+v", view.Plan)
+	}
 	w.group.Drain = nil
 	w.Configure(w.group)
 	old.nothingMore("no hook", old.drainStream(true))
+}
+
+// TestDrainKeepsItsHook checks that a drain keeps the hook with which it was announced, and that the agent learns of an
+// earlier deadline.
+func TestDrainKeepsItsHook(t *testing.T) {
+	w := hooked(t)
+	c := w.agent(t)
+	stream := c.drainStream(true)
+	c.leave()
+	c.drain()
+	if message, err := stream.Recv(); err != nil || message.GetDrain() == nil {
+		t.Fatal(message, err)
+	}
+	w.group.Drain = nil
+	w.Configure(w.group)
+	w.Change(t, c.id, func(r *record.Instance) { r.DeleteDeadline = w.Clock.Now().Add(time.Minute) })
+	w.service.Drain(c.id)
+	message, err := stream.Recv()
+	if drain := message.GetDrain(); err != nil || drain.GetRemaining().AsDuration() != time.Minute ||
+		len(drain.GetCommand()) != 2 {
+		t.Errorf("%v, %v, want the hook with a minute", message, err)
+	}
 }
 
 // TestDrainReports checks that the first report about the end of the hook is an event, and that it counts only while

@@ -67,7 +67,8 @@ func (s *Service) Drain(id ident.ID) {
 }
 
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for key requests, health checks or the drain, the stream also sends these.
+// lacks files again. If the agent asks for key requests, health checks or the drain, the stream also sends these. It
+// sends the drain again if its deadline becomes earlier.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -82,16 +83,17 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		}
 		return s.sendHealthChecks(c, &checks, stream.Send)
 	}
-	drained := !req.GetWithDrain() // nothing is left to send
+	var deadline time.Time // of the drain that was sent last
 	sendDrain := func(c *call) error {
-		if drained {
+		message, ends := s.drainOf(c)
+		switch {
+		case message == nil || !deadline.IsZero() && !ends.Before(deadline):
+			return nil
+		case !req.GetWithDrain():
+			c.leader.State.HookImpossible(c.agent.id)
 			return nil
 		}
-		message := s.drainOf(c)
-		if message == nil {
-			return nil
-		}
-		drained = true
+		deadline = ends
 		return stream.Send(&nstancev1.ReceiveFilesResponse{
 			Event: &nstancev1.ReceiveFilesResponse_Drain{Drain: message}})
 	}
@@ -144,17 +146,17 @@ func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.R
 	return nil
 }
 
-// drainOf returns the request to run the drain hook, or nil unless a drain of the instance waits for the hook.
-func (s *Service) drainOf(c *call) *nstancev1.Drain {
+// drainOf returns the request to run the drain hook and the deadline of the drain. It returns nil unless a drain of the
+// instance waits for the hook.
+func (s *Service) drainOf(c *call) (*nstancev1.Drain, time.Time) {
 	view, ok := c.leader.State.Instance(c.agent.id)
-	group, known := c.leader.State.Group(c.group)
-	if !ok || !known || group.Drain == nil || view.Record.State != record.Deleting || !view.Plan.Announced ||
-		view.Plan.HookEnded {
-		return nil
+	hook := c.leader.State.DrainHook(c.agent.id)
+	if !ok || hook == nil || view.Record.State != record.Deleting || view.Plan.HookEnded {
+		return nil, time.Time{}
 	}
-	return &nstancev1.Drain{Reason: view.Record.DeleteReason, Command: group.Drain.Exec,
+	return &nstancev1.Drain{Reason: view.Record.DeleteReason, Command: hook.Exec,
 		Remaining: durationpb.New(max(0, view.Plan.DeleteDeadline.Sub(s.Now()))),
-		Timeout:   durationpb.New(group.Drain.Timeout.D())}
+		Timeout:   durationpb.New(hook.Timeout.D())}, view.Plan.DeleteDeadline
 }
 
 // healthCheck converts a health check of a template to the form that agents receive.

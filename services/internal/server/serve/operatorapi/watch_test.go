@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
@@ -313,5 +315,48 @@ func TestStreamsEndWithTheLeadership(t *testing.T) {
 	isNotLeader(t, "a new stream", err)
 	if len(before) > 0 {
 		t.Errorf("%v", before)
+	}
+}
+
+// TestWhoTakesPartInDrains checks which watchers of instances the leader waits for in a drain.
+func TestWhoTakesPartInDrains(t *testing.T) {
+	w := newTestShard(t)
+	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
+	w.scale(t, "fleet", 1)
+	takesPart := func() bool {
+		snapshot, ok := w.leader.State.Snapshot(key, nil)
+		if !ok {
+			t.Fatal("no snapshot")
+		}
+		return snapshot.Operators
+	}
+	for name, c := range map[string]struct {
+		client  nstancev1.OperatorServiceClient
+		observe bool
+		want    bool
+	}{
+		"an operator":                    {w.as(t, "olga", ""), false, true},
+		"an operator that only observes": {w.as(t, "oskar", ""), true, false},
+		"an admin":                       {w.as(t, "ada", record.RoleAdmin), false, true},
+		"a viewer":                       {w.as(t, "vera", record.RoleViewer), false, false},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := c.client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{Observe: c.observe})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil { // the stream is served
+			t.Fatal(err)
+		}
+		if got := takesPart(); got != c.want {
+			t.Errorf("%s takes part: %v, want %v", name, got, c.want)
+		}
+		cancel()
+		for deadline := time.Now().Add(10 * time.Second); takesPart() && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		if takesPart() {
+			t.Errorf("%s takes part after its stream has ended", name)
+		}
 	}
 }
