@@ -182,11 +182,12 @@ func (c *Cluster) ClientTLS(certificate *tls.Certificate) *tls.Config {
 }
 
 // Dial returns a connection to a port. It is closed when the test ends.
-func (c *Cluster) Dial(t testing.TB, addr string, certificate *tls.Certificate) *grpc.ClientConn {
+func (c *Cluster) Dial(t testing.TB, addr string, certificate *tls.Certificate,
+	more ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
+	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(
 		credentials.NewTLS(c.ClientTLS(certificate))),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy())
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy()}, more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
