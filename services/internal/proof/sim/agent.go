@@ -157,7 +157,8 @@ func (f *fleet) speak(m *machine) {
 	if view, ok := leader.State.Instance(m.id); ok && view.Plan.Announced {
 		f.startHook(m)
 	}
-	report := shardstate.Report{HookEnded: a.hookEnded, Healthy: !now.Before(a.sick), RuntimeHash: a.hash, Files: []shardstate.FileState{},
+	report := shardstate.Report{HookEnded: a.hookEnded, Healthy: !now.Before(a.sick), RuntimeHash: a.hash,
+		Files:  []shardstate.FileState{},
 		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)

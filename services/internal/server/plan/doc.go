@@ -185,6 +185,7 @@
 //	                      replacement is healthy (rule 19), even if it is healthy now. A protected instance stays
 //	                      (rule 54). A new leader counts from zero (flapping.go).
 //
-//	64 operators return   For 30 s after a takeover, and after the tenant's last operator was disconnected, a drain that
-//	                      no operator has acknowledged waits, because an operator may connect again (drain.go).
+//	64 operators return   For 30 s after a leader begins to serve, and after the tenant's last operator was
+//	                      disconnected, a drain that no operator has acknowledged waits, because an operator may
+//	                      connect again (drain.go).
 package plan

@@ -635,7 +635,9 @@ func TestRules(t *testing.T) {
 			change:   func(s *plan.Snapshot) { s.Operators, s.ServingSince = false, time.Time{} },
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced = true }))},
 		{name: "rule 27: the hook has ended", want: []string{"terminate i1"}, change: hooked,
-			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Hook, i.HookEnded = true, true, true }))},
+			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
+				i.Announced, i.Hook, i.HookEnded = true, true, true
+			}))},
 		{name: "rule 27: the hook has ended, the operator drains", wake: time.Minute, change: hooked,
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 				i.Announced, i.Operator, i.Hook, i.HookEnded = true, true, true, true
@@ -668,7 +670,8 @@ func TestRules(t *testing.T) {
 			snapshot: snapshot(0, deleting(func(i *plan.Instance) { i.Announced, i.Drained = true, true }))},
 		{name: "rule 20: drains count towards a wave",
 			snapshot: snapshot(3, drifted(), drifted(), drifted(), announced()),
-			want:     []string{"create for i1", "create for i2"}, change: func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
+			want:     []string{"create for i1", "create for i2"},
+			change:   func(s *plan.Snapshot) { s.Group.MaxSurge = 3 }},
 		{name: "the deadline has come", snapshot: snapshot(0, deleting(func(i *plan.Instance) {
 			i.DeleteDeadline = now
 		})), want: []string{"terminate i1"}},

@@ -120,9 +120,10 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 	if err != nil {
 		return err
 	}
-	client := operatorclient.New(operatorclient.Options{Addresses: addrs, Proxy: true, TLS: func() (*tls.Config, error) {
-		return identity.Config(shard, time.Now)
-	}})
+	client := operatorclient.New(operatorclient.Options{Addresses: addrs, Proxy: true,
+		TLS: func() (*tls.Config, error) {
+			return identity.Config(shard, time.Now)
+		}})
 	defer client.Close()
 	err = client.Call(ctx, func(ctx context.Context, to *grpc.ClientConn) error {
 		return do(ctx, nstancev1.NewOperatorServiceClient(to))
