@@ -25,10 +25,22 @@ const documentVersion = 1
 // document is the content of vm.json: everything that the provider stores about a VM. It is written before any process
 // starts, and remains as a tombstone.
 type document struct {
-	Version int `json:"version"`
-	infra.Tags
+	Version  int      `json:"version"`
+	Instance ident.ID `json:"instance"`
 	// Request is the digest of the create request. A repeated request must have the same digest.
 	Request string `json:"request"`
+
+	Cluster   string    `json:"cluster"`
+	Shard     string    `json:"shard"`
+	Tenant    string    `json:"tenant"`
+	Term      uint64    `json:"term"`
+	InfraHash string    `json:"infra_hash"`
+	Group     string    `json:"group"`
+	Template  string    `json:"template"`
+	Kind      string    `json:"kind"`
+	CreatedAt time.Time `json:"created_at"`
+	OnDemand  bool      `json:"on_demand,omitempty"`
+	Spot      bool      `json:"spot,omitempty"`
 
 	InstanceType string `json:"instance_type"`
 	Subnet       string `json:"subnet"`
@@ -51,11 +63,21 @@ type document struct {
 }
 
 func newDocument(req infra.CreateRequest, digest string, entered, now time.Time) document {
+	t := req.Tags
 	return document{
-		Version: documentVersion, Tags: req.Tags, Request: digest,
+		Version: documentVersion, Instance: t.Instance, Request: digest,
+		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
+		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt, OnDemand: t.OnDemand, Spot: t.Spot,
 		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: cmp.Or(req.Hostname, req.Tags.Instance.String()),
 		LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
 	}
+}
+
+func (d document) owner() infra.Owner { return infra.Owner{Cluster: d.Cluster, Shard: d.Shard} }
+
+func (d document) tags() infra.Tags {
+	return infra.Tags{Owner: d.owner(), Tenant: d.Tenant, Instance: d.Instance, Term: d.Term, InfraHash: d.InfraHash,
+		Group: d.Group, Template: d.Template, Kind: d.Kind, OnDemand: d.OnDemand, CreatedAt: d.CreatedAt, Spot: d.Spot}
 }
 
 func (d document) process() process { return process{d.PID, d.Start} }

@@ -265,7 +265,7 @@ func (p *Provider) started(d document, panes []pane) (process, bool) {
 func (p *Provider) describe(d document, panes []pane) infra.VM {
 	vm := infra.VM{
 		ProviderID: providerID(d.Instance),
-		Tags:       d.Tags,
+		Tags:       d.tags(),
 		IPv4:       loopback, Hostname: d.Hostname, LaunchedAt: d.LaunchedAt,
 	}
 	machine, started := d.process(), d.PID != 0
@@ -316,7 +316,7 @@ func (p *Provider) get(ctx context.Context, what string, id ident.ID, owner *inf
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, what, err)
 	}
-	if !ok || owner != nil && d.Owner != *owner {
+	if !ok || owner != nil && d.owner() != *owner {
 		return infra.VM{}, infra.Errorf(infra.NotFound, what, "no such VM")
 	}
 	panes, err := p.session.panes(ctx)
@@ -343,7 +343,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		if vm.State == infra.Deleted {
 			deleted = append(deleted, d)
 		}
-		if d.Owner == owner {
+		if d.owner() == owner {
 			vms = append(vms, vm)
 		}
 	}
@@ -415,7 +415,7 @@ func (p *Provider) markDeleted(ctx context.Context, id ident.ID, want infra.Tags
 	if !known {
 		return d, false, err
 	}
-	err = infra.CheckOwned("delete "+providerID(id), d.Tags, want)
+	err = infra.CheckOwned("delete "+providerID(id), d.tags(), want)
 	if err != nil || !d.DeletedAt.IsZero() {
 		return d, known, err
 	}

@@ -358,7 +358,7 @@ func TestRoom(t *testing.T) {
 	if _, err := p.Create(t.Context(), newRequest(t, script)); infra.ClassOf(err) != infra.Capacity {
 		t.Errorf("beside a VM that starts: %v, want no capacity", err)
 	}
-	if err := p.Delete(t.Context(), infra.Target(d.Owner, d.Instance, providerID(d.Instance))); err != nil {
+	if err := p.Delete(t.Context(), infra.Target(d.owner(), d.Instance, providerID(d.Instance))); err != nil {
 		t.Fatal(err)
 	}
 	create(t, p, newRequest(t, script))
@@ -581,7 +581,7 @@ func TestCrashesOnTheWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		wait()
-		if err := p.Delete(t.Context(), infra.Target(d.Owner, d.Instance, providerID(d.Instance))); err != nil {
+		if err := p.Delete(t.Context(), infra.Target(d.owner(), d.Instance, providerID(d.Instance))); err != nil {
 			t.Fatal(err)
 		}
 		if _, alive := identify(pid); alive {
