@@ -250,9 +250,10 @@ func (deployment *testDeployment) startServer(id string, groups map[string]int) 
 	deployment.shards[id] = settings.Endpoints{Registration: ports[2], Operator: ports[3]}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
+	dir := deployment.t.TempDir() // before the server starts, so that it is removed after the server's end
 	go func() {
 		done <- server.Run(ctx, server.Config{
-			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: deployment.t.TempDir(),
+			Options: server.Options{ID: "server-" + id, Shard: id, CacheDir: dir,
 				HealthAddr: ports[0],
 				Location:   objstore.Location{Provider: "mem"}},
 			Log: slog.New(slog.DiscardHandler), Bucket: deployment.bucket,
