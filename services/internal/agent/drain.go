@@ -32,8 +32,7 @@ type drain struct {
 	timer *time.Timer // kills the hook; nil: it does not run yet
 }
 
-// askDrain takes a request to run the drain hook. Only the first one runs it. A later one, which comes with a new
-// stream, can shorten the hook's time.
+// askDrain takes a request to run the drain hook. Only the first one runs it. A later one can shorten the hook's time.
 func (c *Client) askDrain(request *nstancev1.Drain) {
 	left := max(0, min(request.GetTimeout().AsDuration(), request.GetRemaining().AsDuration()))
 	until := time.Now().Add(left)

@@ -666,7 +666,7 @@ type ReceiveFilesResponse_HealthChecks struct {
 }
 
 type ReceiveFilesResponse_Drain struct {
-	// The instance's drain has begun. Sent at most once per stream, and only if the request has with_drain and the
+	// The instance's drain has begun, or its deadline has become earlier. Sent only if the request has with_drain and the
 	// instance's template has a drain hook.
 	Drain *Drain `protobuf:"bytes,5,opt,name=drain,proto3,oneof"`
 }

@@ -36,8 +36,9 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 	}
 	balancers, ok := infra.Capability[infra.LoadBalancers](x.Provider)
 	switch {
-	case !ok && !in:
-		return nil // the provider has no load balancers, so it is in none
+	case !ok && !in: // the provider has no load balancers, so it is in none
+		x.State.Balanced(id, false, began)
+		return nil
 	case !ok:
 		return infra.Errorf(infra.Invalid, "register "+id.String(),
 			"the shard's provider has no load balancers, group %s names %d", group.GroupKey,
