@@ -74,17 +74,29 @@ func (b *bench) Confirm(context.Context) error {
 	b.provedAfter = b.requests
 	return b.confirm
 }
-func (b *bench) Refuse(term uint64) { b.refused = term }
+func (b *bench) Refuse(term uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refused = term
+}
 func (b *bench) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	return filegen.Machine{Args: map[string]any{"a": "b"}, Userdata: []byte("nonce of " + rec.ID.String()),
 		Hostname: "host", Image: "image"}, b.render
 }
 func (b *bench) Push(_ context.Context, id ident.ID) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.pushed = append(b.pushed, id)
 	return nil
 }
-func (b *bench) Drain(id ident.ID) { b.drained = append(b.drained, id) }
+func (b *bench) Drain(id ident.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.drained = append(b.drained, id)
+}
 func (b *bench) Forget(_ context.Context, key config.GroupKey) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.forgotten = append(b.forgotten, key)
 	return b.forgetting
 }
