@@ -231,6 +231,10 @@ func TestDecideGroup(t *testing.T) {
 			deleted(in)
 			in.wanted = true
 		}), callResult{}, "", "", "", 0, true, 0},
+		"deleted with the definition, wanted": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.wanted, in.lastOne = true, true
+		}), callResult{}, "False Deleting", "True Reachable", "", 0, false, 0},
 	} {
 		plan := decideGroup(test.in, test.did)
 		s := plan.finishStatus(test.in.group, 3, test.in.now)

@@ -122,6 +122,11 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	in.paused, in.ending, in.skip = permission.Paused, permission.Ending, permission.Skip[group.Spec.Shard]
 	in.wanted = pool != nil && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group &&
 		slices.Contains(pool.Spec.Shards, group.Spec.Shard)
+	if in.wanted && !group.DeletionTimestamp.IsZero() {
+		if in.lastOne, err = r.isLastOne(ctx, group); err != nil {
+			return in, nil, err
+		}
+	}
 	shard, ok := r.Shards.Shard(group.Spec.Shard)
 	if in.configured = ok; !ok {
 		return in, nil, nil
@@ -143,6 +148,21 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	}
 	in.capacity = capacity
 	return in, mirror, nil
+}
+
+// isLastOne reports whether the API server refuses every new shard group, because the definition of shard groups is
+// being deleted. Otherwise the answer is that the object exists.
+func (r *groupReconciler) isLastOne(ctx context.Context, group *v1beta1.NstanceShardGroup) (bool, error) {
+	again := &v1beta1.NstanceShardGroup{Spec: group.Spec}
+	again.Namespace, again.Name = group.Namespace, group.Name
+	err := r.Client.Create(ctx, again, client.DryRunAll)
+	switch {
+	case apierrors.IsMethodNotSupported(err):
+		return true, nil
+	case err == nil, apierrors.IsAlreadyExists(err):
+		return false, nil
+	}
+	return false, fmt.Errorf("ask whether shard groups can be created: %w", err)
 }
 
 // readOwner returns the pool that owns a shard group, nil if the pool no longer exists. If the shard group is being

@@ -46,6 +46,8 @@ type groupInput struct {
 	paused, ending, skip bool
 	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
+	// lastOne: the object cannot be created again, because the definition of shard groups is being deleted.
+	lastOne bool
 	// configured: the operator's configuration lists the shard.
 	configured bool
 	state      shards.State
@@ -288,8 +290,9 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	case in.wanted:
 		// The pool still needs the group in the shard. Remove the finalizer, and keep the group and its instances. The
 		// pool's reconciler then creates the shard group object again. It would not do so while the Cluster is being
-		// deleted. In that case, keep the finalizer until the pool is deleted too.
-		return !in.ending, nil
+		// deleted, and could not while the definition of shard groups is. In these cases, keep the finalizer until the
+		// pool is deleted too.
+		return !in.ending && !in.lastOne, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,
 			"shard %s was skipped: its group %s with %d instances was left behind", in.group.Spec.Shard,

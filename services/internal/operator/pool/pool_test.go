@@ -469,6 +469,31 @@ func TestDeletePoolAfterTheDefinitionOfShardGroups(t *testing.T) {
 	}
 }
 
+// TestDeleteShardGroupWithItsDefinition deletes the shard groups of a pool, because their definition is being deleted,
+// and then the pool. The group must be deleted on the shard, too.
+func TestDeleteShardGroupWithItsDefinition(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
+	op.settle()
+	op.definitionEnds = true
+	if err := op.client.Delete(t.Context(), op.group("web--a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, calls := op.settle(); len(calls) != 0 {
+		t.Error(calls)
+	}
+	if got := condition(op.group("web--a").Status.Conditions, "Ready"); got != "False Deleting" {
+		t.Error(got)
+	}
+	op.deletePool("web")
+	if _, calls := op.settle(); !slices.Contains(calls, "DeleteGroup a") {
+		t.Error(calls)
+	}
+	if op.exists("web--a", &v1beta1.NstanceShardGroup{}) || op.exists("web", &v1beta1.NstanceMachinePool{}) {
+		t.Error("want neither the shard group nor the pool")
+	}
+}
+
 func TestDeletePool(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b", "c")
 	op.shards.Of("c").SetGroup(staticGroup("web", 1))

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -58,6 +59,8 @@ type simulatedOperator struct {
 	marks   int
 	// onWrite is called before each write. If it returns an error, the write fails.
 	onWrite func(what string) error
+	// definitionEnds: the definition of shard groups is being deleted, so that the API server creates none.
+	definitionEnds bool
 }
 
 func newScheme(t testing.TB) *runtime.Scheme {
@@ -89,6 +92,12 @@ func newSimulatedOperator(t testing.TB, ids ...string) *simulatedOperator {
 		Log: slog.New(slog.DiscardHandler)}
 	o.Client = interceptor.NewClient(inner, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if _, ok := obj.(*v1beta1.NstanceShardGroup); ok && op.definitionEnds {
+				return apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "nstanceshardgroups"}, "create")
+			}
+			if len((&client.CreateOptions{}).ApplyOptions(opts).DryRun) > 0 {
+				return c.Create(ctx, obj, opts...)
+			}
 			if err := op.recordWrite("create", obj); err != nil {
 				return err
 			}
