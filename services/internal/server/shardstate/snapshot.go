@@ -132,13 +132,15 @@ func (s *State) EndCollect(id ident.ID, ok bool) {
 func (s *State) Health(now time.Time) plan.ShardHealth {
 	s.mu.Lock()
 	var health plan.ShardHealth
-	for _, inst := range s.instances {
-		running, silent := plan.CountSilence(&inst.plan, s.settings, s.silenceFrom, now)
-		if running {
-			health.Running++
-		}
-		if silent {
-			health.Silent++
+	for _, g := range s.groups { // in the order of IDs, because a map's order would miss the processor's cache
+		for _, inst := range g.instances {
+			running, silent := plan.CountSilence(&inst.plan, s.settings, s.silenceFrom, now)
+			if running {
+				health.Running++
+			}
+			if silent {
+				health.Silent++
+			}
 		}
 	}
 	exceeds := health.Exceeds()
