@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -105,18 +104,11 @@ journals.`,
 		if err != nil {
 			return err
 		}
-		return a.show(*f, map[string]any{"events": events}, func(w io.Writer) error {
-			if len(events) == 0 {
-				a.note("There are no such entries.")
-				return nil
-			}
-			var rows [][]cell
-			for _, e := range events {
-				rows = append(rows, plain(stamp(e.At), strings.ReplaceAll(e.Kind, "_", " "), cmp.Or(e.Subject, e.Shard),
-					e.Tenant, e.Actor, e.Message))
-			}
-			return writeTable(w, a.style.out, []string{"TIME", "CHANGE", "OF", "TENANT", "BY", ""}, rows)
-		})
+		return showAll(a, *f, map[string]any{"events": events}, events, "There are no such entries.",
+			[]string{"TIME", "CHANGE", "OF", "TENANT", "BY", ""}, func(e record.ClusterEvent) []cell {
+				return plain(stamp(e.At), strings.ReplaceAll(e.Kind, "_", " "), cmp.Or(e.Subject, e.Shard), e.Tenant,
+					e.Actor, e.Message)
+			})
 	}
 	return cmd
 }

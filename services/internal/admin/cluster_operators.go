@@ -73,21 +73,13 @@ expires. The command fails if an operator's record is not signed by the cluster'
 		if err != nil {
 			return err
 		}
-		return a.show(*f, listed, func(w io.Writer) error {
-			if len(listed.Operators) == 0 {
-				a.note("There are no operators.")
-				return nil
+		return showAll(a, *f, listed, listed.Operators, "There are no operators.", []string{"OPERATOR", "NAME", "ROLE",
+			"TENANT", "REGISTERED", "CERTIFICATE ENDS"}, func(o operatorEntry) []cell {
+			until := stamp(o.NotAfter)
+			if !o.RemovedAt.IsZero() {
+				until = "removed " + stamp(o.RemovedAt)
 			}
-			var rows [][]cell
-			for _, o := range listed.Operators {
-				until := stamp(o.NotAfter)
-				if !o.RemovedAt.IsZero() {
-					until = "removed " + stamp(o.RemovedAt)
-				}
-				rows = append(rows, plain(o.ID, o.Name, o.Role, o.Tenant, stamp(o.CreatedAt), until))
-			}
-			return writeTable(w, a.style.out, []string{"OPERATOR", "NAME", "ROLE", "TENANT", "REGISTERED",
-				"CERTIFICATE ENDS"}, rows)
+			return plain(o.ID, o.Name, o.Role, o.Tenant, stamp(o.CreatedAt), until)
 		})
 	}
 	return cmd

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,18 +209,10 @@ func (a *app) restoreHomes(ctx context.Context, c *cluster, shards []string) err
 }
 
 func (a *app) writeRestoration(w io.Writer, r restoration) error {
-	var rows [][]cell
-	for _, shard := range r.Shards {
-		result := "was restored before"
-		if shard.Restored {
-			result = "restored"
-		}
-		home := shard.Home
-		if home == "" {
-			home = "none"
-		}
-		rows = append(rows, plain(shard.Shard, home, shard.Lock, result))
-	}
+	rows := rowsOf(r.Shards, func(shard restoredShard) []cell {
+		result := map[bool]string{true: "restored", false: "was restored before"}[shard.Restored]
+		return plain(shard.Shard, cmp.Or(shard.Home, "none"), shard.Lock, result)
+	})
 	if _, err := fmt.Fprintf(w, "Cluster %s in %s\n\n", r.Cluster, r.Bucket); err != nil {
 		return err
 	}

@@ -207,17 +207,8 @@ func (a *app) secretListCommand(s *secretFlags) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.show(*f, listed, func(w io.Writer) error {
-			if len(listed.Secrets) == 0 {
-				a.note("There are no secrets.")
-				return nil
-			}
-			var rows [][]cell
-			for _, entry := range listed.Secrets {
-				rows = append(rows, plain(entry.Name, entry.Owner))
-			}
-			return writeTable(w, a.style.out, []string{"NAME", "OWNER"}, rows)
-		})
+		return showAll(a, *f, listed, listed.Secrets, "There are no secrets.", []string{"NAME", "OWNER"},
+			func(entry secretEntry) []cell { return plain(entry.Name, entry.Owner) })
 	}
 	return cmd
 }
@@ -323,11 +314,8 @@ On a terminal, "rotate-key" asks for a confirmation. Without a terminal, it runs
 			return err
 		}
 		err = a.show(*f, result, func(w io.Writer) error {
-			var rows [][]cell
-			for _, entry := range result.Secrets {
-				rows = append(rows, plain(entry.Name, entry.what()))
-			}
-			return writeTable(w, a.style.out, []string{"NAME", "KEY " + result.KeyID}, rows)
+			return writeTable(w, a.style.out, []string{"NAME", "KEY " + result.KeyID},
+				rowsOf(result.Secrets, func(entry rotated) []cell { return plain(entry.Name, entry.what()) }))
 		})
 		if len(errs) > 0 {
 			err = withHint(fmt.Errorf("%d of %d secrets are not under the current key: %w", len(errs),

@@ -47,11 +47,8 @@ and deletes it again. It changes nothing else. It does not look for VMs without 
 			return err
 		}
 		err = a.show(*f, result, func(w io.Writer) error {
-			var rows [][]cell
-			for _, p := range result.Problems {
-				rows = append(rows, plain(p.Key, p.Problem))
-			}
-			if len(rows) > 0 {
+			if len(result.Problems) > 0 {
+				rows := rowsOf(result.Problems, func(p objectProblem) []cell { return plain(p.Key, p.Problem) })
 				if err := writeTable(w, a.style.out, []string{"OBJECT", "PROBLEM"}, rows); err != nil {
 					return err
 				}

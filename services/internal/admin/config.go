@@ -34,31 +34,27 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 		Example: `  nstance-admin config status --all-shards
   nstance-admin config status --shard us-west-2a --output yaml`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		table := func(w io.Writer, answers answers[*nstancev1.GetConfigStatusResponse]) error {
-			var rows [][]cell
-			for _, answer := range answers {
-				if answer.Err == nil {
-					rows = append(rows, a.configRow(answer))
-				}
-			}
-			if len(rows) == 0 {
-				return nil
-			}
-			if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG",
-				"MODIFIED", "SIZE", "STATE"}, rows); err != nil {
-				return err
-			}
-			for _, answer := range answers {
-				writeProblems(w, answer.Shard, answer.Message.GetProblems())
-			}
-			return nil
+	return asks(a, cmd, fleet.Client.GetConfigStatus, &nstancev1.GetConfigStatusRequest{}, a.writeConfigStatus)
+}
+
+func (a *app) writeConfigStatus(w io.Writer, answers answers[*nstancev1.GetConfigStatusResponse]) error {
+	var rows [][]cell
+	for _, answer := range answers {
+		if answer.Err == nil {
+			rows = append(rows, a.configRow(answer))
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetConfigStatus,
-			&nstancev1.GetConfigStatusRequest{}, table)
 	}
-	return cmd
+	if len(rows) == 0 {
+		return nil
+	}
+	if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG",
+		"MODIFIED", "SIZE", "STATE"}, rows); err != nil {
+		return err
+	}
+	for _, answer := range answers {
+		writeProblems(w, answer.Shard, answer.Message.GetProblems())
+	}
+	return nil
 }
 
 func (a *app) configRow(answer fleet.Answer[*nstancev1.GetConfigStatusResponse]) []cell {

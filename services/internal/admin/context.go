@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -124,21 +123,11 @@ func (a *app) contextListCommand() *cobra.Command {
 			listed = append(listed, listedContext{name, name == cmp.Or(a.Getenv(envContext), file.Current),
 				file.Contexts[name]})
 		}
-		return a.show(*f, map[string]any{"contexts": listed}, func(w io.Writer) error {
-			if len(listed) == 0 {
-				a.note("There are no contexts; nstance-admin context --help shows how to write some.")
-				return nil
-			}
-			var rows [][]cell
-			for _, c := range listed {
-				mark := ""
-				if c.Current {
-					mark = "*"
-				}
-				rows = append(rows, plain(mark, c.Name, c.Servers, c.IdentityDir, c.Shard))
-			}
-			return writeTable(w, a.style.out, []string{"", "CONTEXT", "SERVERS", "IDENTITY", "SHARD"}, rows)
-		})
+		return showAll(a, *f, map[string]any{"contexts": listed}, listed,
+			"There are no contexts; nstance-admin context --help shows how to write some.",
+			[]string{"", "CONTEXT", "SERVERS", "IDENTITY", "SHARD"}, func(c listedContext) []cell {
+				return plain(map[bool]string{true: "*"}[c.Current], c.Name, c.Servers, c.IdentityDir, c.Shard)
+			})
 	}
 	return cmd
 }

@@ -32,15 +32,8 @@ each instance.`,
 		Example: `  nstance-admin explain group workers --shard us-west-2a
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ExplainGroup,
-			&nstancev1.ExplainGroupRequest{Group: args[0]}, a.writeExplanations)
-	}
-	return cmd
+	request := new(nstancev1.ExplainGroupRequest)
+	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, groupArgument(&request.Group))
 }
 
 func (a *app) explainInstanceCommand() *cobra.Command {
@@ -51,16 +44,8 @@ this instance, and the actions that the leader would take next for it. With --al
 the command looks for the instance in every shard.`,
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ExplainGroup,
-			&nstancev1.ExplainGroupRequest{InstanceId: id.String()}, a.writeExplanations)
-	}
-	return cmd
+	request := new(nstancev1.ExplainGroupRequest)
+	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, instanceArgument(&request.InstanceId))
 }
 
 func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {
@@ -104,7 +89,7 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 	if len(e.GetActions()) == 0 {
 		fmt.Fprintln(w, printable(fleet.Idle(e)))
 	} else if err := writeTable(w, a.style.out, []string{"NEXT", "INSTANCE", "REPLACES", "BY", "WHY"},
-		actionRows(e.GetActions())); err != nil {
+		rowsOf(e.GetActions(), actionRow)); err != nil {
 		return err
 	}
 	if len(e.GetInstances()) == 0 {
@@ -112,21 +97,15 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 	}
 	fmt.Fprintln(w)
 	return writeTable(w, a.style.out, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "UNDER WAY", "DRAINED BY"},
-		verdictRows(e.GetInstances()))
+		rowsOf(e.GetInstances(), verdictRow))
 }
 
-func actionRows(actions []*nstancev1.PlannedAction) (rows [][]cell) {
-	for _, action := range actions {
-		rows = append(rows, plain(action.GetKind(), action.GetInstanceId(), action.GetReplaces(),
-			stamp(fleet.Time(action.GetDeadline())), action.GetReason()))
-	}
-	return rows
+func actionRow(action *nstancev1.PlannedAction) []cell {
+	return plain(action.GetKind(), action.GetInstanceId(), action.GetReplaces(),
+		stamp(fleet.Time(action.GetDeadline())), action.GetReason())
 }
 
-func verdictRows(verdicts []*nstancev1.InstanceVerdict) (rows [][]cell) {
-	for _, v := range verdicts {
-		rows = append(rows, plain(v.GetInstanceId(), num(v.GetRule()), v.GetRuleName(), stamp(fleet.Time(v.GetUntil())),
-			cmp.Or(v.GetWork(), v.GetDrainWaits()), stamp(fleet.Time(v.GetDrainDeadline()))))
-	}
-	return rows
+func verdictRow(v *nstancev1.InstanceVerdict) []cell {
+	return plain(v.GetInstanceId(), num(v.GetRule()), v.GetRuleName(), stamp(fleet.Time(v.GetUntil())),
+		cmp.Or(v.GetWork(), v.GetDrainWaits()), stamp(fleet.Time(v.GetDrainDeadline())))
 }

@@ -45,12 +45,7 @@ func (a *app) groupListCommand() *cobra.Command {
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListGroups,
-			&nstancev1.ListGroupsRequest{}, a.writeGroups)
-	}
-	return cmd
+	return asks(a, cmd, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}, a.writeGroups)
 }
 
 // writeGroups writes a table of the groups of several shards.
@@ -128,39 +123,37 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &nstancev1.ListGroupsRequest{}
-		if len(args) > 0 {
-			request.Group = args[0]
-		}
-		table := func(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
-			first := true
-			for _, answer := range answers {
-				for _, g := range answer.Message.GetGroups() {
-					if !first {
-						fmt.Fprintln(w)
-					}
-					first = false
-					if err := writeFacts(w, a.style.out, groupFacts(answer.Shard, g)); err != nil {
-						return err
-					}
-					if settings := settingFacts(g); len(settings) > 0 {
-						fmt.Fprintln(w, "Settings:")
-						if err := writeFacts(w, a.style.out, settings); err != nil {
-							return err
-						}
-					}
+	request := new(nstancev1.ListGroupsRequest)
+	name := func(_ *cobra.Command, args []string) error {
+		request.Group = strings.Join(args, "") // at most one
+		return nil
+	}
+	return asks(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, name)
+}
+
+func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
+	first := true
+	for _, answer := range answers {
+		for _, g := range answer.Message.GetGroups() {
+			if !first {
+				fmt.Fprintln(w)
+			}
+			first = false
+			if err := writeFacts(w, a.style.out, groupFacts(answer.Shard, g)); err != nil {
+				return err
+			}
+			if settings := settingFacts(g); len(settings) > 0 {
+				fmt.Fprintln(w, "Settings:")
+				if err := writeFacts(w, a.style.out, settings); err != nil {
+					return err
 				}
 			}
-			if first {
-				return a.none(fleet.Failed(answers), "There are no groups.")
-			}
-			return nil
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListGroups, request, table)
 	}
-	return cmd
+	if first {
+		return a.none(fleet.Failed(answers), "There are no groups.")
+	}
+	return nil
 }
 
 func groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
@@ -210,6 +203,14 @@ func checkGroup(cmd *cobra.Command, name string) error {
 		return usageOf(cmd, fmt.Errorf("group: %w", err))
 	}
 	return nil
+}
+
+// groupArgument returns a function that checks the command's first argument, a group, and stores it.
+func groupArgument(into *string) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		*into = args[0]
+		return checkGroup(cmd, args[0])
+	}
 }
 
 // lines returns a function that prints the result of a change in each shard, one line per shard. It skips

@@ -30,14 +30,9 @@ func (a *app) instanceListCommand() *cobra.Command {
 		Example: `  nstance-admin instance list --all-shards
   nstance-admin instance list --group workers --output json | jq -r '.shards[].instances[].instance_id'`,
 	}
-	var group string
-	cmd.Flags().StringVar(&group, "group", "", "only instances of this group")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListInstances,
-			&nstancev1.ListInstancesRequest{Group: group}, a.writeInstances)
-	}
-	return cmd
+	request := new(nstancev1.ListInstancesRequest)
+	cmd.Flags().StringVar(&request.Group, "group", "", "only instances of this group")
+	return asks(a, cmd, fleet.Client.ListInstances, request, a.writeInstances)
 }
 
 func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstancesResponse]) error {
@@ -101,24 +96,25 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		Long:    "Describes one instance. With --all-shards, the command looks for it in every shard.",
 		Example: `  nstance-admin instance describe wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
-		}
-		table := func(w io.Writer, answers answers[*nstancev1.GetInstanceStatusResponse]) (err error) {
-			for _, answer := range answers {
-				if answer.Err == nil && err == nil {
-					err = writeFacts(w, a.style.out, a.instanceFacts(answer.Shard, answer.Message.GetInstance()))
-				}
+	table := func(w io.Writer, answers answers[*nstancev1.GetInstanceStatusResponse]) (err error) {
+		for _, answer := range answers {
+			if answer.Err == nil && err == nil {
+				err = writeFacts(w, a.style.out, a.instanceFacts(answer.Shard, answer.Message.GetInstance()))
 			}
-			return err
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetInstanceStatus,
-			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()}, table)
+		return err
 	}
-	return cmd
+	request := new(nstancev1.GetInstanceStatusRequest)
+	return asks(a, cmd, fleet.Client.GetInstanceStatus, request, table, instanceArgument(&request.InstanceId))
+}
+
+// instanceArgument returns a function that checks the command's first argument, an instance's ID, and stores it.
+func instanceArgument(into *string) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		id, err := instanceID(cmd, args[0])
+		*into = id.String()
+		return err
+	}
 }
 
 func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {

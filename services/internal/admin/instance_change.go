@@ -95,25 +95,16 @@ leader, until "instance protect --off" ends it.`,
 		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
   nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
 	}
-	var off bool
-	cmd.Flags().BoolVar(&off, "off", false, "end the protection")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		if err != nil {
-			return err
+	request := new(nstancev1.ProtectInstanceRequest)
+	cmd.Flags().BoolVar(&request.Off, "off", false, "end the protection")
+	line := func(answer fleet.Answer[*nstancev1.ProtectInstanceResponse]) string {
+		state := "is not protected"
+		if answer.Message.GetInstance().GetProtected() {
+			state = "is protected"
 		}
-		line := func(answer fleet.Answer[*nstancev1.ProtectInstanceResponse]) string {
-			state := "is not protected"
-			if answer.Message.GetInstance().GetProtected() {
-				state = "is protected"
-			}
-			return fmt.Sprintf("%s: instance %s %s", answer.Shard, id, state)
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ProtectInstance,
-			&nstancev1.ProtectInstanceRequest{InstanceId: id.String(), Off: off}, lines(line))
+		return fmt.Sprintf("%s: instance %s %s", answer.Shard, request.InstanceId, state)
 	}
-	return cmd
+	return asks(a, cmd, fleet.Client.ProtectInstance, request, lines(line), instanceArgument(&request.InstanceId))
 }
 
 // stateLine describes the state of an instance after a change.

@@ -164,6 +164,24 @@ func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
 	return err
 }
 
+// showAll shows a list: as a table, one row for each item. Without items, it prints the text `none` to standard error.
+func showAll[T any](a *app, f format, value any, items []T, none string, head []string, row func(T) []cell) error {
+	return a.show(f, value, func(w io.Writer) error {
+		if len(items) == 0 {
+			a.note("%s", none)
+			return nil
+		}
+		return writeTable(w, a.style.out, head, rowsOf(items, row))
+	})
+}
+
+func rowsOf[T any](items []T, row func(T) []cell) (rows [][]cell) {
+	for _, item := range items {
+		rows = append(rows, row(item))
+	}
+	return rows
+}
+
 // fact is a name and a value, printed on one line. Facts without a value are omitted.
 type fact struct{ name, value string }
 

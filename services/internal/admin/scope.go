@@ -144,6 +144,23 @@ func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output forma
 	}, table)
 }
 
+// asks completes a command that makes one call of the selected shards, as [ask] does. It calls each function of
+// `prepare`, which checks the command's arguments and adds them to the request.
+func asks[Q, M proto.Message](a *app, cmd *cobra.Command,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
+	table func(io.Writer, answers[M]) error, prepare ...func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, add := range prepare {
+			if err := add(cmd, args); err != nil {
+				return err
+			}
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", method, request, table)
+	}
+	return cmd
+}
+
 // askWith is like [ask], for calls that are not one call of each shard.
 func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {

@@ -99,12 +99,7 @@ func (a *app) serverListCommand() *cobra.Command {
 		Long:    "Lists the leader of each shard and the standbys that are connected to it.",
 		Example: `  nstance-admin server list --all-shards`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
-			&nstancev1.GetShardStatusRequest{}, a.writeServers)
-	}
-	return cmd
+	return asks(a, cmd, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{}, a.writeServers)
 }
 
 func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatusResponse]) error {
@@ -166,12 +161,7 @@ register-operator --role admin".`}
 func (a *app) orphansListCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "list", Short: "List VMs without a record", Args: cobra.NoArgs,
 		Example: `  nstance-admin orphans list --shard us-west-2a`}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListOrphans,
-			&nstancev1.ListOrphansRequest{}, a.writeOrphans)
-	}
-	return cmd
+	return asks(a, cmd, fleet.Client.ListOrphans, &nstancev1.ListOrphansRequest{}, a.writeOrphans)
 }
 
 func (a *app) writeOrphans(w io.Writer, answers answers[*nstancev1.ListOrphansResponse]) error {

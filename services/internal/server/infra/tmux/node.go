@@ -13,48 +13,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// node holds the fields of a Kubernetes Node that dev-k8s and the operator read.
-// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1/
-type node struct {
-	APIVersion string   `json:"apiVersion"`
-	Kind       string   `json:"kind"`
-	Metadata   metadata `json:"metadata"`
-	Spec       nodeSpec `json:"spec"`
-	Status     struct {
-		Conditions []condition `json:"conditions"`
-		Addresses  []address   `json:"addresses"`
-	} `json:"status"`
-}
-
-type metadata struct {
-	Name              string            `json:"name"`
-	UID               string            `json:"uid"`
-	CreationTimestamp time.Time         `json:"creationTimestamp"`
-	Labels            map[string]string `json:"labels"`
-}
-
-type nodeSpec struct {
-	ProviderID string `json:"providerID"`
-}
-
-type condition struct {
-	Type               string    `json:"type"`
-	Status             string    `json:"status"`
-	Reason             string    `json:"reason"`
-	LastHeartbeatTime  time.Time `json:"lastHeartbeatTime"`
-	LastTransitionTime time.Time `json:"lastTransitionTime"`
-}
-
-type address struct {
-	Type    string `json:"type"`
-	Address string `json:"address"`
-}
-
 func (p *Provider) nodePath(id ident.ID) string {
 	return filepath.Join(p.options.NodesDir, id.String()+".json")
 }
 
-// writeNode registers the VM as a ready Node of dev-k8s, if NodesDir is set.
+// writeNode registers the VM as a ready Node of dev-k8s, if NodesDir is set. The Node has the fields that dev-k8s and
+// the operator read.
+// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1/
 func (p *Provider) writeNode(d document) error {
 	if p.options.NodesDir == "" {
 		return nil
@@ -64,18 +29,17 @@ func (p *Provider) writeNode(d document) error {
 	}
 	at := d.LaunchedAt.Truncate(time.Second) // Kubernetes times have a resolution of one second
 	name := d.Instance.String()
-	n := node{
-		APIVersion: "v1",
-		Kind:       "Node",
-		Metadata: metadata{
-			Name: name, UID: d.Instance.Storage()[:36], CreationTimestamp: at,
-			Labels: map[string]string{"kubernetes.io/hostname": d.Hostname},
-		},
-		Spec: nodeSpec{ProviderID: providerID(d.Instance)},
-	}
-	n.Status.Conditions = []condition{{Type: "Ready", Status: "True", Reason: "KubeletReady", LastHeartbeatTime: at,
-		LastTransitionTime: at}}
-	n.Status.Addresses = []address{{"InternalIP", loopback}, {"Hostname", d.Hostname}}
+	type object = map[string]any
+	n := object{"apiVersion": "v1", "kind": "Node",
+		"metadata": object{"name": name, "uid": d.Instance.Storage()[:36], "creationTimestamp": at,
+			"labels": object{"kubernetes.io/hostname": d.Hostname}},
+		"spec": object{"providerID": providerID(d.Instance)},
+		"status": object{
+			"conditions": []object{{"type": "Ready", "status": "True", "reason": "KubeletReady",
+				"lastHeartbeatTime": at, "lastTransitionTime": at}},
+			"addresses": []object{{"type": "InternalIP", "address": loopback},
+				{"type": "Hostname", "address": d.Hostname}},
+		}}
 	raw, err := json.MarshalIndent(n, "", "  ")
 	if err != nil {
 		return err
