@@ -7,17 +7,17 @@ cd "$(dirname -- "$0")/.."
 . scripts/progress.sh
 
 # "down" runs without a build: the present binaries stop the programs that they started.
-if [ "${1:-}" = down ] && [ -x bin/nstance-dev ]; then
-	[ ! -d temp/libvirt ] || exec bin/nstance-dev "$@" --root=.
-	exec bin/nstance-dev "$@" --root=. --terraform="$(scripts/tool.sh terraform-or-tofu)"
+if [ "${1:-}" = down ] && [ -x bin/trial/nstance-dev ]; then
+	[ ! -d temp/libvirt ] || exec bin/trial/nstance-dev "$@" --root=.
+	exec bin/trial/nstance-dev "$@" --root=. --terraform="$(scripts/tool.sh terraform-or-tofu)"
 fi
 case " $* " in
 *" --provider=libvirt "*)
 	need go "https://go.dev/dl (Go downloads the version that go.mod names, if it is newer)"
-	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
+	build_trial
 	build_guest
-	exec bin/nstance-dev "$@" --root=.
+	exec bin/trial/nstance-dev "$@" --root=.
 	;;
 esac
 prepare
-exec bin/nstance-dev "$@" --root=. --terraform="${terraform:?}"
+exec bin/trial/nstance-dev "$@" --root=. --terraform="${terraform:?}"

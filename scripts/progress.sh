@@ -65,5 +65,12 @@ prepare() {
 		fi
 		terraform=$(scripts/tool.sh terraform-or-tofu)
 	fi
-	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" make -s build GO_BUILD="go build -tags grpcnotrace"
+	build_trial
+}
+
+# build_trial builds the programs of a trial cluster in bin/trial, without the clouds that such a cluster does not use.
+build_trial() {
+	step "Building Nstance" env GOFLAGS="-v ${GOFLAGS:-}" go build -tags grpcnotrace,trial -ldflags '-s -w' -o bin/trial/ \
+		./services/cmd/nstance-server ./services/cmd/nstance-agent ./services/cmd/nstance-admin ./services/cmd/nstance-dev \
+		./services/cmd/dev-s3 ./terraform-provider-nstance
 }

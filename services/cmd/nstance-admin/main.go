@@ -9,10 +9,12 @@ import (
 
 	"github.com/nstance-kit/nstance/services/internal/admin"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
-	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
 )
 
 var version = "dev" // set by the linker
+
+// clouds are those that "config plan" can ask. A trial cluster has none.
+var clouds []infra.Cloud
 
 func main() { os.Exit(run()) }
 
@@ -20,6 +22,6 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	env := admin.System()
-	env.Clouds = []infra.Cloud{aws.Cloud()}
+	env.Clouds = clouds
 	return admin.Run(ctx, os.Args[1:], version, env)
 }

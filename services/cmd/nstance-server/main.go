@@ -15,10 +15,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/internal/server"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
-	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
-	"github.com/nstance-kit/nstance/services/internal/server/infra/gcp"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/libvirt"
-	"github.com/nstance-kit/nstance/services/internal/server/infra/proxmox"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 )
@@ -114,7 +111,8 @@ func self() string {
 	return path
 }
 
+// remote are the clouds that a trial cluster on one machine does not need.
+var remote []infra.Cloud
+
 // clouds returns the clouds that this server can make VMs in.
-func clouds() []infra.Cloud {
-	return []infra.Cloud{aws.Cloud(), gcp.Cloud(), libvirt.Cloud(), proxmox.Cloud(), tmux.Cloud()}
-}
+func clouds() []infra.Cloud { return append(remote, libvirt.Cloud(), tmux.Cloud()) }

@@ -18,8 +18,7 @@ import (
 
 const about = `nstance-dev runs a whole Nstance cluster on this machine: an object store (dev-s3),
 two servers of one shard, and VMs that are tmux windows with a real nstance-agent in
-each. It uses the programs in {root}/bin ("make build" builds them), tmux, and tofu or
-terraform.
+each. It uses the programs in its own directory, tmux, and tofu or terraform.
 
   nstance-dev up      start a cluster, apply examples/local, and leave it running;
                       with --provider=libvirt, the VMs are real ones
@@ -54,6 +53,7 @@ behind, unless you pass --keep.`
 // settings are the values that all subcommands of nstance-dev use.
 type settings struct {
 	root      string // of the repository
+	bin       string // directory of the programs
 	terraform string // path of tofu or terraform
 	provider  string
 	out       io.Writer
@@ -103,15 +103,19 @@ const (
 
 // check finds tofu or terraform. It returns an error if the settings are wrong or a needed program is missing.
 func (s *settings) check() error {
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the directory of nstance-dev: %w", err)
+	}
+	s.bin = filepath.Dir(program)
 	if s.provider != "" && s.provider != providerTmux && s.provider != providerLibvirt {
 		return fmt.Errorf("--provider: %q is neither %s nor %s", s.provider, providerTmux, providerLibvirt)
 	}
 	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent",
 		"terraform-provider-nstance"} {
-		if _, err := os.Stat(filepath.Join(s.root, "bin", name)); err != nil {
-			return fmt.Errorf(
-				"%s is not in %s: run \"make build\" in the repository, or name the repository with --root",
-				name, filepath.Join(s.root, "bin"))
+		if _, err := os.Stat(filepath.Join(s.bin, name)); err != nil {
+			return fmt.Errorf("%s is not beside nstance-dev in %s: run \"make build\" in the repository, and then "+
+				"bin/nstance-dev", name, s.bin)
 		}
 	}
 	if _, err := os.Stat(libvirtDir(*s)); s.provider == providerLibvirt || s.provider == "" && err == nil {
@@ -135,8 +139,8 @@ func (s *settings) check() error {
 
 // openStack returns the stack of "nstance-dev up", in {root}/temp.
 func openStack(s settings) (*local.Stack, error) {
-	return local.New(local.Options{Root: s.root, Dir: filepath.Join(s.root, "temp"), Ports: local.DefaultPorts(),
-		SharedTmux: true})
+	return local.New(local.Options{Root: s.root, Bin: s.bin, Dir: filepath.Join(s.root, "temp"),
+		Ports: local.DefaultPorts(), SharedTmux: true})
 }
 
 // runStep prints the name of a step, runs it, and prints how long it took and its note.
@@ -155,7 +159,7 @@ func runStep(out io.Writer, name string, run func() (note string, err error)) er
 // runDemo plays the demo on a stack in a temporary directory. Afterwards it kills the stack's processes, and
 // removes the directory unless keep is true.
 func runDemo(ctx context.Context, s settings, keep bool) error {
-	return local.WithStack(ctx, local.Trial{Name: "demo", Root: s.root, Servers: servers, Keep: keep},
+	return local.WithStack(ctx, local.Trial{Name: "demo", Root: s.root, Bin: s.bin, Servers: servers, Keep: keep},
 		func(stack *local.Stack) error {
 			d := &demo{stack: stack, out: s.out}
 			var err error

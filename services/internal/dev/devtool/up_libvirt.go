@@ -36,8 +36,8 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 	}
 	machines := &libvirtd.Machines{}
 	defer machines.Close()
-	stack, err := local.New(local.Options{Root: root, Dir: filepath.Join(root, "temp"), Ports: local.DefaultPorts(),
-		Network: machines})
+	stack, err := local.New(local.Options{Root: root, Bin: s.bin, Dir: filepath.Join(root, "temp"),
+		Ports: local.DefaultPorts(), Network: machines})
 	if err != nil {
 		return err
 	}

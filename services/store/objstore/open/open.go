@@ -1,5 +1,6 @@
 // Package open lists the back ends of object storage and opens a bucket by the name of its back end. It is separate
-// from objstore because it links every SDK. To add a back end, add it to [Backends].
+// from objstore because it links every SDK. To add a back end, add it to [Backends], or to clouds.go if a trial cluster
+// on one machine does not need it.
 package open
 
 import (
@@ -13,12 +14,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/file"
-	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
 	"github.com/nstance-kit/nstance/services/store/objstore/s3"
 )
 
 // Backends returns all back ends. The first one is the default of the programs.
-func Backends() []objstore.Backend { return []objstore.Backend{s3.Backend, gcs.Backend, file.Backend} }
+func Backends() []objstore.Backend {
+	return slices.Concat([]objstore.Backend{s3.Backend}, clouds, []objstore.Backend{file.Backend})
+}
+
+// clouds are the back ends that a trial cluster on one machine does not need.
+var clouds []objstore.Backend
 
 // Names returns the names of all back ends.
 func Names() []string {

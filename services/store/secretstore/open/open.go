@@ -1,5 +1,5 @@
 // Package open lists the back ends of secrets stores and opens a store by the name of its back end. It links the SDK of
-// every cloud, so it is separate from package secretstore. To add a back end, add it to [Backends].
+// every cloud, so it is separate from package secretstore. To add a back end, add it to clouds.go.
 package open
 
 import (
@@ -10,15 +10,15 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
-	"github.com/nstance-kit/nstance/services/store/secretstore/aws"
-	"github.com/nstance-kit/nstance/services/store/secretstore/googlesecretmanager"
 )
 
 // Backends returns all back ends. The first one is the default of the programs.
 func Backends() []secretstore.Backend {
-	return append(append([]secretstore.Backend{secretstore.ObjectStorage}, aws.Backends()...),
-		googlesecretmanager.Backend)
+	return append([]secretstore.Backend{secretstore.ObjectStorage}, clouds...)
 }
+
+// clouds are the back ends that a trial cluster on one machine does not need.
+var clouds []secretstore.Backend
 
 // Names returns the names of all back ends.
 func Names() []string {

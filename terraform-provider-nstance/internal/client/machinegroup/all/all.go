@@ -1,5 +1,5 @@
 // Package all lists the clouds with groups of machines. It is separate from package machinegroup, because the packages
-// of the clouds link SDKs. A new cloud must be added to [Clouds].
+// of the clouds link SDKs. A new cloud must be added to clouds.go.
 package all
 
 import (
@@ -8,12 +8,13 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup/aws"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup/gcp"
 )
 
 // Clouds returns all clouds with groups of machines.
-func Clouds() []machinegroup.Cloud { return []machinegroup.Cloud{aws.Cloud(), gcp.Cloud()} }
+func Clouds() []machinegroup.Cloud { return clouds }
+
+// clouds are all clouds, but none for a trial cluster on one machine.
+var clouds []machinegroup.Cloud
 
 // Names returns the names of the clouds.
 func Names() []string { return names(func(machinegroup.Cloud) bool { return true }) }
