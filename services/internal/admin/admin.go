@@ -152,6 +152,9 @@ func (a *app) prepare(cmd *cobra.Command) {
 	if cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() && cmd.Parent().Name() == "completion" {
 		return
 	}
+	if firstArgument(cmd) == "INSTANCE" {
+		cmd.Long += "\n\n" + instanceHelp
+	}
 	if args := cmd.Args; args != nil {
 		cmd.Args = func(cmd *cobra.Command, given []string) error {
 			if err := args(cmd, given); err != nil {
@@ -181,6 +184,9 @@ func (a *app) prepare(cmd *cobra.Command) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			a.started, a.running = true, cmd
+			if err := a.resolve(cmd, args); err != nil {
+				return err
+			}
 			return run(cmd, args)
 		}
 	}

@@ -262,10 +262,26 @@ func TestTranscripts(t *testing.T) {
 		"instance-describe": {args: "instance describe " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = nil
 		}},
-		"instance-show-missing": {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
-		"instance-show-bad":     {args: "instance show i-1 --shard us-a"},
-		"instance-create":       {args: "instance create workers --shard us-a --instance-type big"},
-		"instance-delete":       {args: "instance delete " + firstID + " --shard us-a --reason broken --yes"},
+		"instance-show-missing":     {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
+		"instance-show-provider-id": {args: "instance show i-1 --shard us-a"},
+		"instance-find-suffix": {args: "instance protect 00008", b: func(s *fleettest.Shard) {
+			s.Instances = nil
+		}},
+		"instance-find-short": {args: "explain instance wrk…008 --shard us-a"},
+		"instance-find-url":   {args: "instance delete aws:///zone/I-7 --yes", b: elsewhere},
+		"instance-find-two":   {args: "instance drain wrk06 --shard us-a"},
+		"instance-find-none":  {args: "instance drain 06gx5zsg3nrrqcrz --yes", b: elsewhere},
+		"instance-find-near":  {args: "instance drain wrk06gx5zsg3nrrqcrz00000000001 --yes", b: elsewhere},
+		"instance-find-least": {args: "instance drain wr --yes"},
+		"instance-find-down": {args: "instance show wrk06gx5zsg", b: func(s *fleettest.Shard) {
+			s.Before = func(string) error { return status.Error(codes.Unavailable, "the bucket does not answer") }
+		}},
+		"instance-operator-id": {args: "instance show opr06gx5zsg2nrrqcrz0000000000"},
+		"group-tenant":         {args: "group pause default/workers --shard us-a"},
+		"group-tenant-other":   {args: "group pause prod/workers --shard us-a"},
+		"group-near":           {args: "group pause worker --shard us-a"},
+		"instance-create":      {args: "instance create workers --shard us-a --instance-type big"},
+		"instance-delete":      {args: "instance delete " + firstID + " --shard us-a --reason broken --yes"},
 		"instance-protect": {args: "instance protect " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = nil
 		}},
@@ -298,9 +314,10 @@ func TestTranscripts(t *testing.T) {
 		"events-since-json": {args: "events --instance " + firstID + " --shard us-a -o json"},
 		"events-since-none": {args: "events --kind instance_lost --shard us-b",
 			b: func(s *fleettest.Shard) { s.History = nil }},
-		"events-since-bad":     {args: "events --since=-1s --shard us-a"},
-		"events-changes-group": {args: "events --changes --group workers --shard us-a"},
-		"events-instance-bad":  {args: "events --instance i-1 --shard us-a"},
+		"events-since-bad":            {args: "events --since=-1s --shard us-a"},
+		"events-changes-group":        {args: "events --changes --group workers --shard us-a"},
+		"events-instance-provider-id": {args: "events --instance i-1 --shard us-a"},
+		"events-instance-past":        {args: "events --instance wrk06gx5zsg2nrrqcrz0000000008", b: elsewhere},
 		"status": {args: "status", b: func(s *fleettest.Shard) {
 			s.Status.HeirId, s.Status.StandbyIds, s.Status.RefusedEtag = "", nil, "bad"
 			s.Status.Problems = invalid.Problems
@@ -368,6 +385,12 @@ func limited(s *fleettest.Shard) {
 	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
 	s.Groups[0].BlockedReason, s.Groups[0].BlockedUntil = reason, until
 	s.Explanations["workers"].BlockedReason, s.Explanations["workers"].BlockedUntil = reason, until
+}
+
+// elsewhere gives a shard another instance than [fixture] does.
+func elsewhere(s *fleettest.Shard) {
+	s.Instances = s.Instances[:1]
+	s.Instances[0].InstanceId, s.Instances[0].ProviderId = "wrk06gx5zsg2nrrqcrz000000000g", "aws:///zone/i-7"
 }
 
 // orphaned gives a shard three orphans.

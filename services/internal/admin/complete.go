@@ -83,8 +83,8 @@ func (a *app) shardNames(servers string) (names []string) {
 // withShards calls `do` for the shards that the command line selects so far. If the command line selects none,
 // withShards passes all known shards.
 func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fleet, []string)) {
-	s := &scope{servers: flagText(cmd, "servers"), identityDir: flagText(cmd, "identity-dir"),
-		shard: flagText(cmd, "shard"), timeout: completionTime}
+	s := scopeOf(cmd)
+	s.timeout = completionTime
 	f, err := a.fleet(s)
 	if err != nil {
 		return

@@ -66,6 +66,13 @@ func (a *app) report(err error) {
 	var shards *shardsError
 	var usage *usageError
 	if errors.As(err, &shards) {
+		first, all := shards.errs[0], shards.of > 1 && len(shards.errs) == shards.of
+		if all && !slices.ContainsFunc(shards.errs, func(e *fleet.Error) bool {
+			return e.Message != first.Message || e.Hint != first.Hint
+		}) {
+			a.complain(fmt.Sprintf("each of %d shards: %s", shards.of, first.Message), first.Hint)
+			return
+		}
 		for _, e := range shards.errs {
 			a.complain(e.Error(), e.Hint)
 		}

@@ -33,19 +33,18 @@ each instance.`,
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, groupArgument(&request.Group))
+	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.Group)
 }
 
 func (a *app) explainInstanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "instance INSTANCE", Short: "Show what happens next to an instance", Args: cobra.ExactArgs(1),
 		Long: `Shows the planning rule that classifies an instance, the actions that are under way for
-this instance, and the actions that the leader would take next for it. With --all-shards,
-the command looks for the instance in every shard.`,
-		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
+this instance, and the actions that the leader would take next for it.`,
+		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, instanceArgument(&request.InstanceId))
+	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.InstanceId)
 }
 
 func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {

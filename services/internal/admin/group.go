@@ -15,7 +15,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -124,11 +123,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
   nstance-admin group describe --all-shards --output yaml`,
 	}
 	request := new(nstancev1.ListGroupsRequest)
-	name := func(_ *cobra.Command, args []string) error {
-		request.Group = strings.Join(args, "") // at most one
-		return nil
-	}
-	return asks(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, name)
+	return asks(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, &request.Group)
 }
 
 func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
@@ -197,22 +192,6 @@ func settingFacts(g *nstancev1.GroupStatus) []fact {
 	return facts
 }
 
-// checkGroup checks the name of a group in the arguments.
-func checkGroup(cmd *cobra.Command, name string) error {
-	if err := ident.ValidateName(name); err != nil {
-		return usageOf(cmd, fmt.Errorf("group: %w", err))
-	}
-	return nil
-}
-
-// groupArgument returns a function that checks the command's first argument, a group, and stores it.
-func groupArgument(into *string) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		*into = args[0]
-		return checkGroup(cmd, args[0])
-	}
-}
-
 // lines returns a function that prints the result of a change in each shard, one line per shard. It skips
 // shards that failed.
 func lines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
@@ -239,9 +218,6 @@ the configuration.`,
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
-		if err := checkGroup(cmd, name); err != nil {
-			return err
-		}
 		what := "group " + name + " of " + a.scopeText(s) + " is deleted with its instances"
 		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 			return err
@@ -313,9 +289,6 @@ func rollout[Q proto.Message, M interface {
 		confirm = confirmFlags(cmd)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
 		if confirm != nil {
 			what := "all instances of group " + args[0] + " of " + a.scopeText(s) + " are replaced"
 			if done, err := a.confirm(cmd, confirm, what); done || err != nil {

@@ -42,9 +42,6 @@ healthy.`,
 		if err != nil {
 			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
 		}
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
 		if s.all && !total && !perShard {
 			if total, err = a.askTotal(s, args[1]); err != nil {
 				return err

@@ -88,9 +88,6 @@ func (a *app) groupCreateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&size, "size", "", "how many instances there should be; short for --set size=")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
 		for name, value := range map[string]string{"template": template, "size": size} {
 			if cmd.Flags().Changed(name) {
 				given.set = append(given.set, name+"="+value)
@@ -129,9 +126,6 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		"PATH of a setting that the group then takes from its template again; may be repeated")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
 		patch, err := a.patch(cmd, given)
 		if err != nil {
 			return err

@@ -24,16 +24,6 @@ func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duratio
 	if since > 0 {
 		filter.Since = timestamppb.New(a.Now().Add(-since))
 	}
-	if filter.InstanceId != "" {
-		if _, err := instanceID(cmd, filter.InstanceId); err != nil {
-			return err
-		}
-	}
-	if filter.Group != "" {
-		if err := checkGroup(cmd, filter.Group); err != nil {
-			return err
-		}
-	}
 	return ask(cmd.Context(), a, s, f, "reading the journal of", fleet.Client.ListEvents,
 		&nstancev1.ListEventsRequest{Filter: filter}, a.writeHistory)
 }

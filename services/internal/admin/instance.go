@@ -92,9 +92,10 @@ func outdatedNote(i *nstancev1.InstanceStatus) string {
 func (a *app) instanceDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe INSTANCE", Aliases: []string{"show"}, Short: "Describe one instance",
-		Args:    cobra.ExactArgs(1),
-		Long:    "Describes one instance. With --all-shards, the command looks for it in every shard.",
-		Example: `  nstance-admin instance describe wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
+		Args: cobra.ExactArgs(1),
+		Long: "Describes one instance.",
+		Example: `  nstance-admin instance describe wrk06bgm7733st2576nx5jht4ecjw
+  nstance-admin instance describe i-0abc123def456789a --shard us-west-2a`,
 	}
 	table := func(w io.Writer, answers answers[*nstancev1.GetInstanceStatusResponse]) (err error) {
 		for _, answer := range answers {
@@ -105,27 +106,7 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		return err
 	}
 	request := new(nstancev1.GetInstanceStatusRequest)
-	return asks(a, cmd, fleet.Client.GetInstanceStatus, request, table, instanceArgument(&request.InstanceId))
-}
-
-// instanceArgument returns a function that checks the command's first argument, an instance's ID, and stores it.
-func instanceArgument(into *string) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		id, err := instanceID(cmd, args[0])
-		*into = id.String()
-		return err
-	}
-}
-
-func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
-	id, err := ident.ParseID(text)
-	if err == nil && id.Prefix() == ident.OperatorPrefix {
-		err = fmt.Errorf("%s is an operator's ID", text)
-	}
-	if err != nil {
-		return ident.ID{}, usageOf(cmd, err)
-	}
-	return id, nil
+	return asks(a, cmd, fleet.Client.GetInstanceStatus, request, table, &request.InstanceId)
 }
 
 func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
@@ -189,8 +170,8 @@ If you repeat "instance create" with the same --instance-id, no second instance 
 	cmd.MarkFlagsMutuallyExclusive("instance-id", "all-shards")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if text != "" {
-			if _, err := instanceID(cmd, text); err != nil {
-				return err
+			if _, err := ident.ParseID(text); err != nil {
+				return usageOf(cmd, err)
 			}
 		}
 		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.CreateInstance,

@@ -21,7 +21,7 @@ the same step.
 
 "instance delete" returns when the order to delete is stored. With --wait, it returns
 when the VM is gone.`,
-		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing" --yes
+		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --reason "disk is failing" --yes
   nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --decrement --yes`,
 	}
 	var reason string
@@ -44,7 +44,7 @@ func (a *app) instanceDrainCommand() *cobra.Command {
 		Long: `Drains and deletes an instance, and waits until it is gone, like "instance delete
 --wait". Nstance cannot drain an instance without deleting it. To exclude an instance
 from rollouts and scale-downs, use "instance protect".`,
-		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --timeout 15m --yes`,
+		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --timeout 15m --yes`,
 	}
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, confirmFlags(cmd)
 	patient.addTimeout(cmd)
@@ -55,18 +55,14 @@ from rollouts and scale-downs, use "instance protect".`,
 	return cmd
 }
 
-// deleteInstance makes the request for the instance in the arguments, after a confirmation.
-func (a *app) deleteInstance(cmd *cobra.Command, name string, s *scope, f format, confirm *confirmation,
+// deleteInstance makes the request for an instance, after a confirmation.
+func (a *app) deleteInstance(cmd *cobra.Command, id string, s *scope, f format, confirm *confirmation,
 	patient *patienceFlags, request *nstancev1.DeleteInstanceRequest) error {
-	id, err := instanceID(cmd, name)
-	if err != nil {
-		return err
-	}
-	done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
+	done, err := a.confirm(cmd, confirm, "instance "+id+" is drained and terminated")
 	if done || err != nil {
 		return err
 	}
-	request.InstanceId = id.String()
+	request.InstanceId = id
 	table := func(w io.Writer, answers answers[*nstancev1.DeleteInstanceResponse]) error {
 		err := lines(stateLine[*nstancev1.DeleteInstanceResponse])(w, answers)
 		for _, answer := range answers {
@@ -92,7 +88,7 @@ its eligible_age, and does not choose it for deletion when the group gets smalle
 leader still replaces it when its VM is lost, its agent is silent, or it reaches
 forced_age. "instance delete" still deletes it. The protection also holds under a new
 leader, until "instance protect --off" ends it.`,
-		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
+		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw
   nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
 	}
 	request := new(nstancev1.ProtectInstanceRequest)
@@ -104,7 +100,7 @@ leader, until "instance protect --off" ends it.`,
 		}
 		return fmt.Sprintf("%s: instance %s %s", answer.Shard, request.InstanceId, state)
 	}
-	return asks(a, cmd, fleet.Client.ProtectInstance, request, lines(line), instanceArgument(&request.InstanceId))
+	return asks(a, cmd, fleet.Client.ProtectInstance, request, lines(line), &request.InstanceId)
 }
 
 // stateLine describes the state of an instance after a change.

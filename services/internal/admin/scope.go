@@ -144,17 +144,15 @@ func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output forma
 	}, table)
 }
 
-// asks completes a command that makes one call of the selected shards, as [ask] does. It calls each function of
-// `prepare`, which checks the command's arguments and adds them to the request.
+// asks completes a command that makes one call of the selected shards, as [ask] does. The command's arguments, if there
+// are any, are first stored in the fields of the request that `arguments` points to.
 func asks[Q, M proto.Message](a *app, cmd *cobra.Command,
 	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
-	table func(io.Writer, answers[M]) error, prepare ...func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		for _, add := range prepare {
-			if err := add(cmd, args); err != nil {
-				return err
-			}
+		for n, text := range args {
+			*arguments[n] = text
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", method, request, table)
 	}

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -45,9 +44,6 @@ status is 1.`,
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
 	patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := checkGroup(cmd, args[0]); err != nil {
-			return err
-		}
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], nil)
 	}
 	return cmd
@@ -79,14 +75,14 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 }
 
 // waitUntilGone waits until an instance is deleted.
-func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlags, id ident.ID) error {
-	return a.await(ctx, s, patient, "nstance-admin explain instance "+id.String(),
+func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlags, id string) error {
+	return a.await(ctx, s, patient, "nstance-admin explain instance "+id,
 		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
 			answer := fleet.Call(ctx, f, []string{shard}, fleet.Client.GetInstanceStatus,
-				&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})[0]
+				&nstancev1.GetInstanceStatusRequest{InstanceId: id})[0]
 			switch {
 			case answer.Err != nil && answer.Err.Code == codes.NotFound:
-				return true, "instance " + id.String() + " is not there", nil
+				return true, "instance " + id + " is not there", nil
 			case answer.Err != nil:
 				return false, "", answer.Err
 			}

@@ -17,6 +17,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
 // Outcome is the common part of every shard's answer: the name of the shard, and the error if the call failed.
@@ -80,7 +81,7 @@ func each[T any, P interface {
 }
 
 // Call makes one call of the leader of each shard, such as Client.ListGroups. It reads all pages of a list. If the
-// request names an instance, answers of shards that do not have it are left out when another shard has it.
+// request names an instance and a shard has it, the failures of the other shards are left out.
 func Call[Q, M proto.Message](ctx context.Context, f *Fleet, shards []string,
 	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) []Answer[M] {
 	answers := each(ctx, shards, func(ctx context.Context, shard string, into *Answer[M]) (err error) {
@@ -119,6 +120,15 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 		answer, err = pages(ctx, c, method, request)
 		return err
 	})
+	if r, ok := any(request).(interface{ GetGroup() string }); ok && r.GetGroup() != "" && err != nil {
+		err = f.withGroups(ctx, asError(shard, err), r.GetGroup())
+	}
+	if r, ok := any(request).(interface{ GetInstanceId() string }); ok && r.GetInstanceId() != "" && err != nil {
+		if e := asError(shard, err); e.Code == codes.NotFound && strings.HasPrefix(e.Message, "instance_id:") {
+			e.Hint = "nstance-admin events --instance " + r.GetInstanceId() + " shows whether it is gone, and why"
+			err = e
+		}
+	}
 	switch m := any(answer).(type) {
 	case *nstancev1.CreateInstanceResponse:
 		if err != nil {
@@ -175,12 +185,12 @@ func pages[Q, M proto.Message](ctx context.Context, c Client,
 	}
 }
 
-// elsewhere removes the "not found" answers if any shard has the instance. An ID exists in one shard only.
+// elsewhere removes the failures if any shard has the instance. An ID exists in one shard only.
 func elsewhere[T Result](answers []T) []T {
 	if !slices.ContainsFunc(answers, func(a T) bool { return a.Failure() == nil }) {
 		return answers
 	}
-	return slices.DeleteFunc(answers, func(a T) bool { e := a.Failure(); return e != nil && e.Code == codes.NotFound })
+	return slices.DeleteFunc(answers, func(a T) bool { return a.Failure() != nil })
 }
 
 // withID returns a request to create an instance with an ID, so that it can be repeated without making a second
@@ -210,6 +220,31 @@ func createdPerhaps(shard string, err error, request *nstancev1.CreateInstanceRe
 	if e.Code == codes.DeadlineExceeded || e.Code == codes.Unavailable || e.Code == codes.Canceled {
 		e.Hint = fmt.Sprintf("it may have been created all the same; the same call with --instance-id %s finds it or "+
 			"makes it, and never makes two", request.GetInstanceId())
+	}
+	return e
+}
+
+// withGroups adds to the error about a missing group the name that the caller probably meant, or the names that exist.
+func (f *Fleet) withGroups(ctx context.Context, e *Error, name string) *Error {
+	if e.Code != codes.NotFound || !strings.HasPrefix(e.Message, "group:") {
+		return e
+	}
+	r, err := one(ctx, f, e.Shard, Client.ListGroups, &nstancev1.ListGroupsRequest{})
+	if err != nil {
+		return e
+	}
+	var names []string
+	for _, g := range r.GetGroups() {
+		names = append(names, g.GetGroup())
+	}
+	near := suggest.Nearest(name, names)
+	switch {
+	case near != "":
+		e.Hint = fmt.Sprintf("did you mean %q?", near)
+	case len(names) == 0:
+		e.Hint = "the tenant has no groups there"
+	case len(names) <= 10:
+		e.Hint = "the tenant's groups there are: " + strings.Join(names, ", ")
 	}
 	return e
 }
