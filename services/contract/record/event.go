@@ -29,6 +29,7 @@ const (
 	EventOperatorRegistered      EventKind = "operator_registered"
 	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
 	EventGroupDeleted            EventKind = "group_deleted"
+	EventGroupSize               EventKind = "group_size" // the counts of its instances have changed
 	EventDeletionRequested       EventKind = "deletion_requested"
 	EventInstanceRequested       EventKind = "instance_requested" // on demand
 	EventLeaderStepsDown         EventKind = "leader_steps_down"  // because an operator asked for it
@@ -49,7 +50,7 @@ func EventKinds() []EventKind {
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
-		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook}
+		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by
@@ -73,6 +74,15 @@ type Event struct {
 	Message string `json:"message,omitempty"`
 	// TookSeconds is the duration of the step that the event completes, if it is known.
 	TookSeconds float64 `json:"took_seconds,omitempty"`
+	// Size is set in EventGroupSize only.
+	Size GroupSize `json:"size,omitzero"`
+}
+
+// GroupSize counts the instances that a group should have, those that it has, and the healthy ones among these.
+type GroupSize struct {
+	Desired int `json:"desired"`
+	Actual  int `json:"actual"`
+	Healthy int `json:"healthy"`
 }
 
 // MaxEvents is the largest number of events in one part of a journal, and maxEventLine the longest line.

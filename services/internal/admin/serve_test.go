@@ -76,7 +76,7 @@ func TestServe(t *testing.T) {
 		}
 		body, err = io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if err != nil || !strings.Contains(string(body), "<h1>Fleet</h1>") {
+		if err != nil || !strings.Contains(string(body), "<title>Fleet") {
 			t.Error("the page:", resp.StatusCode, string(body), err)
 		}
 		cancel()

@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
@@ -75,6 +77,28 @@ func journalInstance(j *journal.Journal, e shardstate.InstanceEvent) {
 		return // the announcement of a drain; the deletion itself has an event before
 	}
 	j.Record(event)
+}
+
+// sizeInterval is the time between two looks at the sizes of groups for the journal.
+const sizeInterval = time.Minute
+
+// journalSizes passes the counts of each group's instances to journal when they have changed, at most once per
+// sizeInterval, until ctx ends.
+func journalSizes(ctx context.Context, state *shardstate.State, journal func(record.Event)) {
+	last := map[config.GroupKey]record.GroupSize{}
+	for tasks.Sleep(ctx, sizeInterval) == nil {
+		for _, key := range state.GroupKeys() {
+			g, ok := state.GroupView(key)
+			size := record.GroupSize{Desired: g.Size, Actual: g.Actual, Healthy: g.Healthy}
+			if before, known := last[key]; !ok || known && before == size {
+				continue
+			}
+			last[key] = size
+			journal(record.Event{Kind: record.EventGroupSize, Tenant: key.Tenant, Group: key.Group, Actor: "leader",
+				Message: fmt.Sprintf("desired %d, actual %d, healthy %d", size.Desired, size.Actual, size.Healthy),
+				Size:    size})
+		}
+	}
 }
 
 // actors maps each type of event to the component that causes it.

@@ -1,13 +1,18 @@
 package server
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
@@ -68,4 +73,29 @@ func TestJournal(t *testing.T) {
 	}) {
 		t.Errorf("no create has its group and its reason: %v", events)
 	}
+}
+
+// TestSizesAreRecordedWhenTheyChange checks that the journal gets the size of a group once, and again after a change.
+func TestSizesAreRecordedWhenTheyChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		state := shardstate.New(shardstate.Options{Term: 1, Now: time.Now, Wake: func() {}})
+		key := config.GroupKey{Tenant: ident.DefaultTenant, Group: "workers"}
+		configure := func(size int) {
+			state.Configure((&config.Shard{}).WithDefaults(),
+				map[config.GroupKey]config.Group{key: {GroupKey: key, Kind: "wrk", Size: size, MaxSurge: 1}})
+		}
+		configure(3)
+		ctx, cancel := context.WithCancel(t.Context())
+		var events []record.Event
+		go journalSizes(ctx, state, func(e record.Event) { events = append(events, e) })
+		time.Sleep(3*sizeInterval + time.Second)
+		configure(4)
+		time.Sleep(3 * sizeInterval)
+		cancel()
+		synctest.Wait()
+		if len(events) != 2 || events[0].Size.Desired != 3 || events[1].Size.Desired != 4 ||
+			events[1].Group != "workers" || events[1].Message != "desired 4, actual 0, healthy 0" {
+			t.Errorf("%+v", events)
+		}
+	})
 }

@@ -4207,7 +4207,9 @@ type JournalEvent struct {
 	Actor   string `protobuf:"bytes,9,opt,name=actor,proto3" json:"actor,omitempty"`
 	Message string `protobuf:"bytes,10,opt,name=message,proto3" json:"message,omitempty"`
 	// Duration in seconds of the step that ended with the event. Zero: not known.
-	TookSeconds   float64 `protobuf:"fixed64,11,opt,name=took_seconds,json=tookSeconds,proto3" json:"took_seconds,omitempty"`
+	TookSeconds float64 `protobuf:"fixed64,11,opt,name=took_seconds,json=tookSeconds,proto3" json:"took_seconds,omitempty"`
+	// Only with the kind group_size.
+	Size          *GroupSize `protobuf:"bytes,12,opt,name=size,proto3" json:"size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4319,6 +4321,74 @@ func (x *JournalEvent) GetTookSeconds() float64 {
 	return 0
 }
 
+func (x *JournalEvent) GetSize() *GroupSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
+// GroupSize counts the instances that a group should have, those that it has, and the healthy ones among these.
+type GroupSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Desired       uint32                 `protobuf:"varint,1,opt,name=desired,proto3" json:"desired,omitempty"`
+	Actual        uint32                 `protobuf:"varint,2,opt,name=actual,proto3" json:"actual,omitempty"`
+	Healthy       uint32                 `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSize) Reset() {
+	*x = GroupSize{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSize) ProtoMessage() {}
+
+func (x *GroupSize) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
+func (*GroupSize) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *GroupSize) GetDesired() uint32 {
+	if x != nil {
+		return x.Desired
+	}
+	return 0
+}
+
+func (x *GroupSize) GetActual() uint32 {
+	if x != nil {
+		return x.Actual
+	}
+	return 0
+}
+
+func (x *GroupSize) GetHealthy() uint32 {
+	if x != nil {
+		return x.Healthy
+	}
+	return 0
+}
+
 type OperatorServiceRenewCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Raw Ed25519 public key of the new certificate. Empty: the key of the caller's certificate. Until the operator has
@@ -4331,7 +4401,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4413,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4426,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -4377,7 +4447,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4459,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4472,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -4780,7 +4850,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06filter\x18\x01 \x01(\v2\x17.nstance.v1.EventFilterR\x06filter\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\tR\x05after\"F\n" +
 	"\x14FollowEventsResponse\x12.\n" +
-	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\x92\x03\n" +
+	"\x05event\x18\x01 \x01(\v2\x18.nstance.v1.JournalEventR\x05event\"\xbd\x03\n" +
 	"\fJournalEvent\x12%\n" +
 	"\bposition\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\bposition\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12*\n" +
@@ -4794,7 +4864,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05actor\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\x05actor\x12#\n" +
 	"\amessage\x18\n" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\x12!\n" +
-	"\ftook_seconds\x18\v \x01(\x01R\vtookSeconds\"G\n" +
+	"\ftook_seconds\x18\v \x01(\x01R\vtookSeconds\x12)\n" +
+	"\x04size\x18\f \x01(\v2\x15.nstance.v1.GroupSizeR\x04size\"W\n" +
+	"\tGroupSize\x12\x18\n" +
+	"\adesired\x18\x01 \x01(\rR\adesired\x12\x16\n" +
+	"\x06actual\x18\x02 \x01(\rR\x06actual\x12\x18\n" +
+	"\ahealthy\x18\x03 \x01(\rR\ahealthy\"G\n" +
 	"&OperatorServiceRenewCertificateRequest\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\"\xa1\x01\n" +
@@ -4878,7 +4953,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -4944,134 +5019,136 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*FollowEventsRequest)(nil),                     // 61: nstance.v1.FollowEventsRequest
 	(*FollowEventsResponse)(nil),                    // 62: nstance.v1.FollowEventsResponse
 	(*JournalEvent)(nil),                            // 63: nstance.v1.JournalEvent
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 64: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 65: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 66: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 67: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 68: google.protobuf.Duration
-	(*Metrics)(nil),               // 69: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 70: nstance.v1.HealthCheckState
+	(*GroupSize)(nil),                               // 64: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 65: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 66: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 67: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
+	(*Metrics)(nil),               // 70: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 71: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	67, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	68, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	67, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	68, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	68, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	69, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	57, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	67, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	68, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	67, // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	67, // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	68, // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	68, // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
 	19, // 13: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 14: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 15: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 16: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	67, // 17: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	68, // 17: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	32, // 18: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	67, // 19: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	68, // 19: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	33, // 20: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
 	57, // 21: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	67, // 22: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	67, // 23: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	67, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	67, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	67, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	66, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	68, // 22: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	68, // 23: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	68, // 24: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	68, // 25: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	68, // 26: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	67, // 27: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
 	46, // 28: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	46, // 29: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	19, // 30: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
 	46, // 31: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	46, // 32: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
 	46, // 33: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	67, // 34: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	67, // 35: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	67, // 36: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	67, // 37: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	67, // 38: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	67, // 39: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	69, // 40: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	67, // 41: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	70, // 42: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	68, // 34: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	68, // 35: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	68, // 36: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	68, // 37: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	68, // 38: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	68, // 39: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	70, // 40: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	68, // 41: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	71, // 42: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
 	51, // 43: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
 	1,  // 44: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
 	19, // 45: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
 	54, // 46: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
 	2,  // 47: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
 	46, // 48: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	67, // 49: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	67, // 50: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	68, // 51: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	68, // 49: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	68, // 50: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 51: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
 	57, // 52: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	67, // 53: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	67, // 54: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	68, // 53: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	68, // 54: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
 	58, // 55: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	67, // 56: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	68, // 56: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
 	63, // 57: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
 	58, // 58: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
 	63, // 59: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	67, // 60: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	67, // 61: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 62: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 63: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 64: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 65: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 66: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 67: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 68: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 69: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 70: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 71: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 72: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 73: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 74: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 75: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 76: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 77: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	40, // 78: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	42, // 79: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	44, // 80: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	47, // 81: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	49, // 82: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	52, // 83: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	55, // 84: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	59, // 85: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	61, // 86: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	64, // 87: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 88: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 89: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 90: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 91: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 92: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 93: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 94: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 95: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 96: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 97: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 98: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 99: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 100: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 101: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 102: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 103: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	41, // 104: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	43, // 105: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	45, // 106: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	48, // 107: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	50, // 108: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	53, // 109: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	56, // 110: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	60, // 111: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	62, // 112: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	65, // 113: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	88, // [88:114] is the sub-list for method output_type
-	62, // [62:88] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	68, // 60: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	64, // 61: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	68, // 62: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 63: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 64: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 65: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 66: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 67: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 68: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 69: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 70: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 71: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 72: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 73: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 74: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 75: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 76: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 77: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 78: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 79: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 80: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 81: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 82: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 83: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 84: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 85: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 86: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 87: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	65, // 88: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 89: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 90: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 91: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 92: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 93: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 94: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 95: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 96: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 97: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 98: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 99: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 100: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 101: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 102: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 103: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 104: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 105: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 106: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 107: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 108: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 109: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 110: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 111: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 112: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 113: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	66, // 114: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	89, // [89:115] is the sub-list for method output_type
+	63, // [63:89] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5088,7 +5165,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,14 +36,14 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
-	// LongPages gives each page of instances the length that the client requests. If LongPages is false, each page has
-	// one instance.
+	// LongPages gives each page of instances the length that the client requests, and a page of events 1,000 events. If
+	// LongPages is false, each page has one instance or two events.
 	LongPages bool
 	// Drained means that all drains have ended: GetInstanceStatus marks an instance that is being deleted as deleted.
 	Drained bool
 	// Explanations maps the name of a group to the answer of ExplainGroup.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
-	// History contains the events that ListEvents returns, two on each page.
+	// History contains the events that ListEvents returns.
 	History []*nstancev1.JournalEvent
 	// JournalEvents are what FollowEvents sends after History.
 	JournalEvents chan *nstancev1.JournalEvent
@@ -179,16 +179,23 @@ func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest
 	return e, nil
 }
 
-// ListEvents implements nstancev1.OperatorServiceServer. It ignores the request's filter.
+// ListEvents implements nstancev1.OperatorServiceServer. Of the request's filter, it applies only the instance.
 func (s *Shard) ListEvents(_ context.Context, r *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse, error) {
 	s.Filters = append(s.Filters, r.GetFilter())
-	from := 1 + slices.IndexFunc(s.History, func(e *nstancev1.JournalEvent) bool {
+	history := slices.DeleteFunc(slices.Clone(s.History), func(e *nstancev1.JournalEvent) bool {
+		return r.GetFilter().GetInstanceId() != "" && e.GetInstanceId() != r.GetFilter().GetInstanceId()
+	})
+	from := 1 + slices.IndexFunc(history, func(e *nstancev1.JournalEvent) bool {
 		return e.GetPosition() == r.GetPageToken()
 	})
-	page := s.History[from:min(from+2, len(s.History))]
+	size := 2
+	if s.LongPages {
+		size = 1000
+	}
+	page := history[from:min(from+size, len(history))]
 	answer := &nstancev1.ListEventsResponse{Events: page}
-	if from+2 < len(s.History) {
-		answer.NextPageToken = page[1].GetPosition()
+	if from+size < len(history) {
+		answer.NextPageToken = page[size-1].GetPosition()
 	}
 	return answer, nil
 }

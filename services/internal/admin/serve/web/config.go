@@ -20,6 +20,7 @@ type configView struct {
 type shardConfig struct {
 	Shard           string
 	Config          *nstancev1.GetConfigStatusResponse
+	Groups          []*nstancev1.GroupStatus
 	Err, CompareErr *problem
 	Comparison      *Comparison
 }
@@ -35,6 +36,12 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 			wg.Go(func() { view.Shards[i].Comparison, view.Shards[i].CompareErr = p.compare(r, name) })
 		}
 	}
+	wg.Go(func() {
+		for i, answer := range fleet.Call(r.Context(), p.Fleet, names, fleet.Client.ListGroups,
+			&nstancev1.ListGroupsRequest{}) {
+			view.Shards[i].Groups = answer.Message.GetGroups()
+		}
+	})
 	for i, answer := range fleet.Call(r.Context(), p.Fleet, names, fleet.Client.GetConfigStatus,
 		&nstancev1.GetConfigStatusRequest{}) {
 		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Message

@@ -17,7 +17,7 @@ import (
 )
 
 // maxEvents is the largest number of events on a page. To see older events, a person chooses an earlier Until.
-const maxEvents = 500
+const maxEvents = 100
 
 // eventsView shows the journals of shards, the newest event first.
 type eventsView struct {

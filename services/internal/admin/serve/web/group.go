@@ -2,50 +2,88 @@ package web
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// instancesPerPage is the number of instances in one page of a group.
-const instancesPerPage = 250
+const (
+	// instancesPerPage is the number of instances in one page of a group's list.
+	instancesPerPage = 50
+	// maxSquares is the largest number of instances that have a square each. In a larger group, instances that need
+	// attention have one, and the others are drawn together.
+	maxSquares = 500
+	// squaresPerLine is the number of squares in one line of the picture of a large group.
+	squaresPerLine = 100
+	// maxReplacements is the number of replacements that the page of a group lists.
+	maxReplacements = 12
+)
 
 // groupView shows one group of a shard.
 type groupView struct {
-	Shard string
-	Group *nstancev1.GroupStatus
-	// Classes count the group's instances by class. The page shows them as a bar.
-	Classes []count
-	Total   int
-	// Class selects the instances that are listed. If it is empty, all are listed.
-	Class     string
-	Instances []row
-	// Page counts from 1.
+	Shard      string
+	Group      *nstancev1.GroupStatus
+	Tone, Says string
+	Settings   config.GroupSpec
+	Stats      []stat
+	// Classes count the group's instances by class. Total, Outdated and OnDemand count all, the outdated and the
+	// on-demand ones.
+	Classes                   []count
+	Total, Outdated, OnDemand int
+	// Squares are the instances that have a square each. More are the others, in a picture of Lines lines.
+	Squares []row
+	More    []shape
+	Lines   int
+	List    listFilter
+	// Found is the number of instances that the filter selects. Instances are those of one page, which counts from 1.
+	Found       int
+	Instances   []row
 	Page, Pages int
 	Plan        *nstancev1.ExplainGroupResponse
 	PlanErr     *problem
 	// Rules count the instances by the planning rule that classifies them.
-	Rules        []ruleCount
-	Alerts       []alert
-	Replacements statistics
-	Rollout      *rolloutView
+	Rules   []ruleCount
+	Alerts  []alert
+	Running []*replacement
+	Done    []*replacement
+	Rollout *rolloutView
+	// Override lists the settings that an operator changed. Changed is the last change, as far as the journal has it.
+	Override []setting
+	Changed  *nstancev1.JournalEvent
+	Plots    plotsView
 	// MayChange means that the person may change the group, so that the page has forms. Done is the result of the form
 	// that was sent last.
 	MayChange bool
-	Done      string
+	Result    string
 }
+
+// listFilter selects and sorts the instances in the list of a group. Its fields are query parameters of the page.
+type listFilter struct {
+	// Class is a class, or "outdated". If it is empty, all are listed. Search is a part of the text in a row.
+	Class, Search string
+	// Sort is the name of a column, with a minus in front for the opposite order. If it is empty, the instances that
+	// need attention are first, which is the order of the column with the health.
+	Sort, Period string
+}
+
+// setting is a setting of a group with its value as JSON.
+type setting struct{ Name, Value string }
 
 // count is a number of instances of a class.
 type count struct {
-	Class string
-	Count int
+	Class, Name string
+	Count       int
 }
 
 type ruleCount struct {
@@ -59,6 +97,11 @@ type rolloutView struct {
 	Done, Total uint32
 	Paused      bool
 	Waits       string
+	// Surge is the largest number of instances in a wave. Waves is the number of waves that are left.
+	Surge, Waves int
+	// Replaced counts the instances that the rollout has replaced since its start, as far as the journal has it.
+	Replaced int
+	Since    time.Time
 	// ETA is the expected time until the rollout ends. Zero means unknown.
 	ETA time.Duration
 }
@@ -70,17 +113,32 @@ type row struct {
 	*nstancev1.InstanceStatus
 }
 
-// classes are the classes of instances. Classes that need attention come first.
-var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
+// Outdated reports whether the instance has an older configuration than its group.
+func (r row) Outdated() bool { return r.GetInfraDrift() || r.GetRuntimeDrift() }
 
-// classOf returns "deleted" for a deleted instance, and "drifted" for a healthy but outdated one. For other instances
+// Marks returns the CSS classes of the instance's square.
+func (r row) Marks() string {
+	marks := r.Class
+	if r.Class == "draining" && slices.Contains(classes, r.GetHealth()) {
+		marks += " " + r.GetHealth()
+	}
+	if r.Outdated() {
+		marks += " outdated"
+	}
+	return marks
+}
+
+// classes are the classes of instances. Classes that need attention come first.
+var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "draining", "healthy", "deleted"}
+
+// classOf returns "deleted" for a deleted instance, and "draining" for one that is being deleted. For other instances
 // it returns their health.
 func classOf(i *nstancev1.InstanceStatus) string {
 	switch {
 	case i.GetState() == "deleted":
 		return "deleted"
-	case i.GetHealth() == "healthy" && (i.GetInfraDrift() || i.GetRuntimeDrift()):
-		return "drifted"
+	case i.GetState() == "deleting":
+		return "draining"
 	case !slices.Contains(classes, i.GetHealth()):
 		return "unknown"
 	}
@@ -116,9 +174,13 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	view := &groupView{Shard: shard, Group: groups[0].Message.GetGroups()[0], Alerts: p.hub.alerts(shard, name),
-		Replacements: p.hub.statistics(shard, name), Class: r.FormValue("class")}
-	view.list(shard, instances[0].Message.GetInstances(), r.FormValue("page"))
+	g := groups[0].Message.GetGroups()[0]
+	view := &groupView{Shard: shard, Group: g, Settings: config.ReadSettings(g.GetMergedJson()),
+		Alerts: p.hub.alerts(shard, name), Override: overrideOf(g),
+		List: listFilter{r.FormValue("class"), strings.TrimSpace(r.FormValue("search")), r.FormValue("sort"),
+			r.FormValue("period")}}
+	view.Tone, view.Says = groupState(g)
+	view.count(shard, instances[0].Message.GetInstances(), r.FormValue("page"))
 	if err := plans[0].Err; err != nil {
 		problem := errorView(err)
 		view.PlanErr = &problem
@@ -126,49 +188,222 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 		view.Plan = plans[0].Message
 		view.Rules = countRules(view.Plan.GetInstances())
 	}
-	view.MayChange, view.Done = clientOf(r).MayChange(), doneText(r.FormValue("done"))
-	view.Rollout = progressOf(view.Group, view.Replacements)
+	now := p.Now()
+	var replaced statistics
+	p.hub.read(shard, func(h *history) {
+		view.Changed = h.changed[name]
+		view.Running, view.Done = h.underWay(name, now), h.replacements(name, now.Add(-keepTime))
+		replaced = newStatistics(h.replacements(name, now.Add(-day)))
+		view.Rollout = progressOf(g, view.Settings, h, now)
+	})
+	view.Done = view.Done[:min(len(view.Done), maxReplacements)]
+	view.Stats = view.stats(replaced)
+	view.Plots = p.plots(r, []shardView{{Shard: shard}}, view)
+	view.MayChange, view.Result = clientOf(r).MayChange(), doneText(r.FormValue("done"))
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 
-// list counts the instances of each class, such as "silent", and selects the instances of one page. Instances that need
-// attention come first.
-func (v *groupView) list(shard string, instances []*nstancev1.InstanceStatus, page string) {
+// stats returns the numbers on top of the page. replaced describes the replacements of the last day.
+func (v *groupView) stats(replaced statistics) []stat {
+	g := v.Group
+	note := fmt.Sprintf("%d actual", g.GetActualSize())
+	if v.OnDemand > 0 {
+		note += fmt.Sprintf(", and %d on demand", v.OnDemand)
+	}
+	return append([]stat{
+		{"Healthy instances", fmt.Sprintf("%d / %d", g.GetHealthy(), g.GetSize()), note,
+			toneOf(g.GetHealthy() < g.GetSize(), "bad"), groupBar(g)},
+		{"Outdated", fmt.Sprint(g.GetOutdated()), "instances with an older configuration",
+			toneOf(g.GetOutdated() > 0, "warn"), nil},
+		{"Alerts", fmt.Sprint(len(v.Alerts)), "active", toneOf(len(v.Alerts) > 0, "bad"), nil},
+	}, replacementStats(replaced)...)
+}
+
+// overrideOf returns the settings of a static group that operators changed.
+func overrideOf(g *nstancev1.GroupStatus) (settings []setting) {
+	var own map[string]json.RawMessage
+	if !g.GetIsStatic() || json.Unmarshal([]byte(g.GetSpecJson()), &own) != nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		settings = append(settings, setting{name, string(own[name])})
+	}
+	return settings
+}
+
+// count counts the instances of each class, lays out the squares, and selects the instances of one page.
+func (v *groupView) count(shard string, instances []*nstancev1.InstanceStatus, page string) {
 	v.Total = len(instances)
 	counts := map[string]int{}
-	var rows []row
+	var all, found []row
 	for _, i := range instances {
-		class := classOf(i)
-		counts[class]++
-		if v.Class == "" || v.Class == class {
-			rows = append(rows, row{shard, class, i})
+		r := row{shard, classOf(i), i}
+		counts[r.Class]++
+		if r.Outdated() {
+			v.Outdated++
 		}
+		if i.GetOnDemand() {
+			v.OnDemand++
+		}
+		all = append(all, r)
 	}
 	for _, class := range classes {
-		if counts[class] > 0 || class == v.Class {
-			v.Classes = append(v.Classes, count{class, counts[class]})
+		if counts[class] > 0 || class == v.List.Class {
+			v.Classes = append(v.Classes, count{class, class, counts[class]})
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b row) int {
-		return cmp.Compare(slices.Index(classes, a.Class), slices.Index(classes, b.Class))
-	})
-	v.Pages = max(1, (len(rows)+instancesPerPage-1)/instancesPerPage)
+	slices.SortStableFunc(all, byAttention)
+	v.layOut(all)
+	for _, r := range all {
+		if v.List.selects(r) {
+			found = append(found, r)
+		}
+	}
+	v.List.sort(found)
+	v.Found = len(found)
+	v.Pages = max(1, (len(found)+instancesPerPage-1)/instancesPerPage)
 	v.Page, _ = strconv.Atoi(page) // 0 if it is not a number
 	v.Page = min(max(1, v.Page), v.Pages)
 	from := (v.Page - 1) * instancesPerPage
-	v.Instances = rows[from:min(from+instancesPerPage, len(rows))]
+	v.Instances = found[from:min(from+instancesPerPage, len(found))]
 }
 
-// PageURL returns the address of one page of the list.
-func (v *groupView) PageURL(page int, class string) string {
+// byAttention sorts instances that need attention first, and outdated ones before the others.
+func byAttention(a, b row) int {
+	outdated := func(r row) int {
+		if r.Outdated() {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(slices.Index(classes, a.Class), slices.Index(classes, b.Class)),
+		cmp.Compare(outdated(a), outdated(b)))
+}
+
+// layOut gives squares to instances, which are sorted by attention.
+func (v *groupView) layOut(all []row) {
+	if v.Squares = all; len(all) <= maxSquares {
+		return
+	}
+	calm, _ := slices.BinarySearchFunc(all, row{Class: "healthy", InstanceStatus: &nstancev1.InstanceStatus{
+		InfraDrift: true}}, byAttention)
+	calm = min(calm, maxSquares)
+	v.Squares = all[:calm]
+	// The squares of a run of equal instances fill up to three rectangles: the rest of a line, whole lines, and the
+	// beginning of a line.
+	for from := calm; from < len(all); {
+		to := from
+		for to < len(all) && byAttention(all[from], all[to]) == 0 {
+			to++
+		}
+		marks, name := all[from].Marks(), all[from].Class
+		if all[from].Outdated() {
+			name += ", outdated"
+		}
+		title := fmt.Sprintf("%d × %s", to-from, name)
+		for at := from - calm; at < to-calm; {
+			column := at % squaresPerLine
+			width, height := min(squaresPerLine-column, to-calm-at), 1
+			if column == 0 && width == squaresPerLine {
+				height = (to - calm - at) / squaresPerLine
+			}
+			v.More = append(v.More, shape{Class: marks, Title: title, X: float64(column),
+				Y: float64(at / squaresPerLine), Width: float64(width), Height: float64(height)})
+			at += width * height
+		}
+		from = to
+	}
+	v.Lines = (len(all) - calm + squaresPerLine - 1) / squaresPerLine
+}
+
+// selects reports whether the filter selects an instance.
+func (f listFilter) selects(r row) bool {
+	if f.Class != "" && f.Class != r.Class && (f.Class != "outdated" || !r.Outdated()) {
+		return false
+	}
+	if f.Search == "" {
+		return true
+	}
+	text := strings.Join([]string{r.GetInstanceId(), r.GetIpv4(), r.GetIpv6(), r.GetHostname(), r.GetProviderId(),
+		r.GetInstanceType(), r.GetZone(), r.GetState(), r.GetHealthMessage(), r.GetDeleteReason(), r.GetImage()}, "\n")
+	return strings.Contains(strings.ToLower(text), strings.ToLower(f.Search))
+}
+
+// sort sorts instances. They are already sorted by attention.
+func (f listFilter) sort(rows []row) {
+	name, down := strings.CutPrefix(f.Sort, "-")
+	compare := map[string]func(a, b row) int{
+		"instance": func(a, b row) int { return strings.Compare(a.GetInstanceId(), b.GetInstanceId()) },
+		"type":     func(a, b row) int { return strings.Compare(a.GetInstanceType(), b.GetInstanceType()) },
+		"address":  func(a, b row) int { return strings.Compare(a.Address(), b.Address()) },
+		"created":  func(a, b row) int { return fleet.Time(a.GetCreatedAt()).Compare(fleet.Time(b.GetCreatedAt())) },
+	}[name]
+	if compare == nil {
+		return
+	}
+	slices.SortStableFunc(rows, func(a, b row) int {
+		if down {
+			return compare(b, a)
+		}
+		return compare(a, b)
+	})
+}
+
+// Address returns an IP address of the instance.
+func (r row) Address() string { return cmp.Or(r.GetIpv4(), r.GetIpv6()) }
+
+// column is a column of the list. URL is the address of the page with the list sorted by this column. Aria is the order
+// for screen readers, and Class says how important the column is.
+type column struct{ Title, URL, Aria, Class string }
+
+// Columns returns the columns of the list of instances.
+func (v *groupView) Columns() (columns []column) {
+	for _, c := range [][3]string{{"instance", "Instance", ""}, {"", "Health", ""}, {"-", "State", "minor"},
+		{"type", "Type", "minor"}, {"address", "Address", "middle"}, {"created", "Created", ""},
+		{"-", "Last report", "minor"}} {
+		name, next, aria := c[0], v.List, ""
+		switch {
+		case name == "-": // the list cannot be sorted by it
+			columns = append(columns, column{Title: c[1], Class: c[2]})
+			continue
+		case next.Sort == name:
+			aria = "ascending"
+			if next.Sort = "-" + name; name == "" {
+				next.Sort = ""
+			}
+		case next.Sort == "-"+name:
+			aria, next.Sort = "descending", name
+		default:
+			next.Sort = name
+		}
+		columns = append(columns, column{c[1], next.url(1), aria, c[2]})
+	}
+	return columns
+}
+
+// url returns the address of one page of the list.
+func (f listFilter) url(page int) string {
 	query := url.Values{}
 	if page > 1 {
 		query.Set("page", strconv.Itoa(page))
 	}
-	if class != "" {
-		query.Set("class", class)
+	for name, value := range map[string]string{"class": f.Class, "search": f.Search, "sort": f.Sort,
+		"period": f.Period} {
+		if value != "" {
+			query.Set(name, value)
+		}
 	}
-	return "?" + query.Encode()
+	return "?" + query.Encode() + "#instances"
+}
+
+// PageURL returns the address of one page of the list.
+func (v *groupView) PageURL(page int) string { return v.List.url(page) }
+
+// ClassURL returns the address of the page that lists only the instances of a class.
+func (v *groupView) ClassURL(class string) string {
+	f := v.List
+	f.Class = class
+	return f.url(1)
 }
 
 // Previous returns the number of the previous page, and 0 if there is none.
@@ -180,6 +415,33 @@ func (v *groupView) Next() int {
 		return 0
 	}
 	return v.Page + 1
+}
+
+// formView describes the form of an action on a group.
+type formView struct {
+	*groupView
+	Action, Title, About string
+}
+
+// Forms returns the actions that apply to the group now.
+func (v *groupView) Forms() []formView {
+	stop := formView{v, "pause", "Stop replacing outdated instances", "Outdated instances stay until the rollout goes " +
+		"on. Lost and unhealthy ones are still replaced."}
+	resume := formView{v, "resume", "Go on replacing outdated instances", "Ends a pause, and starts a halted rollout " +
+		"again."}
+	roll := formView{v, "roll", "Roll all instances", "Replaces every instance of the group, as after a change of its " +
+		"configuration."}
+	scale := formView{v, "scale", "Scale", "Changes the number of instances of this group in this shard. Now it is " +
+		fmt.Sprint(v.Group.GetSize()) + "."}
+	switch {
+	case v.Group.GetDeleting():
+		return nil
+	case v.Group.GetPaused():
+		return []formView{resume, scale, roll}
+	case v.Rollout != nil && v.Rollout.Waits != "":
+		return []formView{stop, resume, scale, roll}
+	}
+	return []formView{stop, scale, roll}
 }
 
 func countRules(verdicts []*nstancev1.InstanceVerdict) (rules []ruleCount) {
@@ -196,15 +458,25 @@ func countRules(verdicts []*nstancev1.InstanceVerdict) (rules []ruleCount) {
 }
 
 // progressOf returns the progress of a group's rollout, or nil if there is none.
-func progressOf(g *nstancev1.GroupStatus, s statistics) *rolloutView {
+func progressOf(g *nstancev1.GroupStatus, settings config.GroupSpec, h *history, now time.Time) *rolloutView {
 	outdated, waits := g.GetOutdated(), g.GetRolloutWaits()
-	if outdated == 0 && !g.GetPaused() && waits == "" {
+	if outdated == 0 && waits == "" {
 		return nil
 	}
 	total := max(g.GetActualSize(), outdated)
-	v := &rolloutView{Done: total - outdated, Total: total, Paused: g.GetPaused(), Waits: waits}
-	if !g.GetPaused() && waits == "" {
-		v.ETA = s.Pace * time.Duration(outdated)
+	v := &rolloutView{Done: total - outdated, Total: total, Paused: g.GetPaused(), Waits: waits, Surge: 1}
+	if settings.MaxSurge != nil {
+		v.Surge = max(1, *settings.MaxSurge)
+	}
+	if settings.Rollout != nil && settings.Rollout.MaxUnavailable > 0 {
+		v.Surge = settings.Rollout.MaxUnavailable
+	}
+	v.Waves = (int(outdated) + v.Surge - 1) / v.Surge
+	if v.Replaced, v.Since = h.rolloutSpeed(g.GetGroup(), now); v.Replaced > 0 && !v.Paused && waits == "" {
+		v.ETA = now.Sub(v.Since) / time.Duration(v.Replaced) * time.Duration(outdated)
+		if v.ETA > 2*time.Minute {
+			v.ETA = v.ETA.Round(time.Minute)
+		}
 	}
 	return v
 }

@@ -35,9 +35,9 @@ type followed struct {
 	alerts map[alertKey]alert
 	// lost is the reason why the hub does not receive the shard's events, or nil if it receives them. since is the time
 	// at which lost was set.
-	lost         *fleet.Error
-	since        time.Time
-	replacements replacements
+	lost    *fleet.Error
+	since   time.Time
+	history history
 }
 
 // alert is an active error of a shard.
@@ -104,12 +104,12 @@ func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
 	for ctx.Err() == nil {
 		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
-		filter := &nstancev1.EventFilter{Since: timestamppb.New(h.now().Add(-statisticsTime))}
+		filter := &nstancev1.EventFilter{Since: timestamppb.New(h.now().Add(-keepTime))}
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
 			position = e.GetPosition()
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.shards[shard].replacements.add(e)
+			h.shards[shard].history.add(shard, e)
 			h.publish(change{shard: shard, entry: e})
 		})
 		_ = tasks.Sleep(ctx, retryPause)
@@ -218,9 +218,18 @@ func (h *hub) lost(shard string) (*fleet.Error, time.Time) {
 	return h.shards[shard].lost, h.shards[shard].since
 }
 
-// statistics returns the statistics of the replacements in a shard, or in one group if group is not empty.
+// statistics returns the statistics of the replacements of the last day in a shard, or in one group if group is not
+// empty.
 func (h *hub) statistics(shard, group string) statistics {
+	var s statistics
+	h.read(shard, func(of *history) { s = newStatistics(of.replacements(group, h.now().Add(-day))) })
+	return s
+}
+
+// read calls f with the history of a shard. f must not keep the history, but may keep finished replacements, which do
+// not change.
+func (h *hub) read(shard string, f func(*history)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.shards[shard].replacements.statistics(group, h.now())
+	f(&h.shards[shard].history)
 }

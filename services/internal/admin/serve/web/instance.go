@@ -2,6 +2,7 @@ package web
 
 import (
 	"cmp"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -43,6 +44,8 @@ type step struct {
 	Took time.Duration
 	// First means that this is the first step.
 	First bool
+	// X and Width are the place of the step in the picture of the whole life, in thousandths.
+	X, Width float64
 }
 
 func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
@@ -131,10 +134,24 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 	slices.SortStableFunc(view.Steps, func(a, b step) int {
 		return cmp.Or(fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())), cmp.Compare(a.GetTerm(), b.GetTerm()))
 	})
-	for i := range view.Steps {
-		if view.Steps[i].First = i == 0; i > 0 {
-			view.Steps[i].Took = fleet.Time(view.Steps[i].GetAt()).Sub(fleet.Time(view.Steps[i-1].GetAt()))
+	placeSteps(view.Steps)
+}
+
+// placeSteps computes the durations of steps, and their places in the picture. The scale of the picture is that of
+// square roots, so that short steps are visible beside long ones.
+func placeSteps(steps []step) {
+	total := 0.0
+	for i := range steps {
+		if steps[i].First = i == 0; i > 0 {
+			steps[i].Took = fleet.Time(steps[i].GetAt()).Sub(fleet.Time(steps[i-1].GetAt()))
 		}
+		steps[i].Width = math.Sqrt(steps[i].Took.Seconds())
+		total += steps[i].Width
+	}
+	x := 0.0
+	for i := range steps {
+		steps[i].X, steps[i].Width = 1000*x/max(total, 1e-9), 1000*steps[i].Width/max(total, 1e-9)
+		x += steps[i].Width * total / 1000
 	}
 }
 

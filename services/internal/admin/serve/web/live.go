@@ -110,8 +110,10 @@ func (s *liveStream) sendChange(c change) error {
 		if i.GetGroup() != f.Group {
 			return nil
 		}
-		if err := s.sendTemplate("row", at, "group", "row", row{c.shard, classOf(i), i}); err != nil {
-			return err
+		for _, name := range []string{"row", "square"} {
+			if err := s.sendTemplate("row", at, "group", name, row{c.shard, classOf(i), i}); err != nil {
+				return err
+			}
 		}
 		return s.send("stale", at, "")
 	case s.concerns(c):
@@ -156,7 +158,7 @@ func (s *liveStream) sendTemplate(event, at, page, name string, data any) error 
 	m := message{HTML: strings.TrimSpace(b.String())}
 	switch data := data.(type) {
 	case row:
-		m.ID = "i-" + data.GetInstanceId()
+		m.ID = map[string]string{"row": "i-", "square": "q-"}[name] + data.GetInstanceId()
 	case entry:
 		m.ID = data.Anchor()
 	}

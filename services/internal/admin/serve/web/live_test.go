@@ -106,6 +106,9 @@ func TestRowIsUpdated(t *testing.T) {
 		sent := time.Now()
 		s.a.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_UNHEALTHY, Instance: lost}
 		e := next(t, events, "row")
+		if square := next(t, events, "row"); !strings.Contains(square.data, `"id":"q-`+first) {
+			t.Error(square)
+		}
 		t.Logf("after %v", time.Since(sent))
 		var m struct{ ID, HTML string }
 		if err := json.Unmarshal([]byte(e.data), &m); err != nil {
@@ -164,7 +167,8 @@ func TestAlerts(t *testing.T) {
 	s.a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", Message: "none left",
 		At: timestamppb.New(fleettest.Now)}
 	next(t, events, "stale")
-	if text := s.text(t, "/ui/", 200); !strings.Contains(text, `<span class="bad">1</span>`) {
+	if text := s.text(t, "/ui/", 200); !strings.Contains(text, "none left") ||
+		!strings.Contains(text, "docs/runbooks/capacity.md") {
 		t.Error(text)
 	}
 	if text := s.text(t, "/ui/shards/a/groups/workers", 200); !strings.Contains(text, "none left") {
@@ -203,10 +207,10 @@ func TestLiveEvents(t *testing.T) {
 	for range 4 {
 		next(t, all, "entry")
 	}
-	if text := s.text(t, "/ui/", 200); !strings.Contains(text, "1 (p50 4s, p99 4s)") {
+	if text := s.text(t, "/ui/", 200); !strings.Contains(text, "p50&nbsp;4 s, p99&nbsp;4 s") {
 		t.Error(text)
 	}
-	if text := s.text(t, "/ui/shards/a/groups/workers", 200); !strings.Contains(text, "1 (p50 4s, p99 4s)") {
+	if text := s.text(t, "/ui/shards/a/groups/workers", 200); !strings.Contains(text, "median; 99 % within 4 s") {
 		t.Error(text)
 	}
 }
@@ -225,12 +229,12 @@ func TestLostShardIsSeen(t *testing.T) {
 	})
 	close(old)
 	next(t, events, "stale")
-	if text := s.text(t, "/ui/shards/a", 200); !strings.Contains(text, "No answer since") {
+	if text := s.text(t, "/ui/shards/a", 200); !strings.Contains(text, "No answer (began") {
 		t.Error(text)
 	}
 	s.a.Do(func() { s.a.Before = nil })
 	next(t, events, "stale")
-	if text := s.text(t, "/ui/shards/a", 200); strings.Contains(text, "No answer since") {
+	if text := s.text(t, "/ui/shards/a", 200); strings.Contains(text, "No answer (began") {
 		t.Error(text)
 	}
 }

@@ -8,13 +8,16 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
 )
@@ -25,7 +28,13 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"asset":    func(name string) string { return Path + "assets/" + p.assets + "/" + name },
 		"instant":  instant,
 		"stamp":    func(t any) string { return stamp(instant(t)) },
-		"lease":    fleet.LeaseText,
+		"ago":      func(t any) string { return ago(instant(t), p.Now()) },
+		"short":    short,
+		"person":   person,
+		"lease":    lease,
+		"runbook":  runbook,
+		"size":     binarySize,
+		"percent":  func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
 		"blocked":  fleet.Blocked,
 		"guard":    fleet.GuardText,
 		"idle":     fleet.Idle,
@@ -36,17 +45,19 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"group":    groupPath,
 		"instance": instancePath,
 		"events":   eventsPath,
-		"segments": segments,
-		"action":   newActionView,
 		"settings": config.ReadSettings,
+		"override": overrideOf,
+		"check": func(c *nstancev1.HealthCheckState) string {
+			return strings.ToLower(strings.TrimPrefix(c.GetStatus().String(), "STATUS_"))
+		},
 	}
 	common := template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/layout.html",
-		"templates/parts.html"))
+		"templates/parts.html", "templates/plots.html"))
 	pages := map[string]*template.Template{}
 	names, _ := fs.Glob(files, "templates/*.html") // fails only for a wrong pattern
 	for _, name := range names {
 		page := strings.TrimSuffix(path.Base(name), ".html")
-		if page != "layout" && page != "parts" {
+		if page != "layout" && page != "parts" && page != "plots" {
 			pages[page] = template.Must(template.Must(common.Clone()).ParseFS(files, name))
 		}
 	}
@@ -91,19 +102,97 @@ func stamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05")
 }
 
-// took formats a duration with three significant digits.
+// took formats a duration with two units at most, such as "0.83 s" or "1 min 30 s". It returns "" for a negative one.
 func took(d time.Duration) string {
 	switch {
 	case d < 0:
 		return ""
 	case d < time.Millisecond:
-		return d.Round(time.Microsecond).String()
-	case d < time.Second:
-		return d.Round(time.Millisecond).String()
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
+		return fmt.Sprintf("%d µs", d.Round(time.Microsecond).Microseconds())
+	case d < 100*time.Millisecond:
+		return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
+	case d < 10*time.Second:
+		return strconv.FormatFloat(d.Seconds(), 'g', 2, 64) + " s"
 	}
-	return strings.TrimSuffix(d.Round(time.Second).String(), "0s")
+	d = d.Round(time.Second)
+	for _, u := range []struct {
+		of, part        time.Duration
+		unit, smallUnit string
+	}{{day, time.Hour, "d", "h"}, {time.Hour, time.Minute, "h", "min"}, {time.Minute, time.Second, "min", "s"}} {
+		rounded := d.Round(u.part)
+		if rounded < u.of {
+			continue
+		}
+		text := fmt.Sprintf("%d %s", rounded/u.of, u.unit)
+		if rest := rounded % u.of / u.part; rest > 0 {
+			text += fmt.Sprintf(" %d %s", rest, u.smallUnit)
+		}
+		return text
+	}
+	return fmt.Sprintf("%d s", d/time.Second)
+}
+
+// ago says how long before or after now a time is, in its largest unit. assets/live.js does the same in an open page.
+func ago(t, now time.Time) string {
+	d := now.Sub(t)
+	text := ""
+	for _, u := range []struct {
+		of   time.Duration
+		unit string
+	}{{day, "d"}, {time.Hour, "h"}, {time.Minute, "min"}, {time.Second, "s"}} {
+		if n := d.Abs() / u.of; n > 0 {
+			text = fmt.Sprintf("%d %s", n, u.unit)
+			break
+		}
+	}
+	switch {
+	case text == "":
+		return "now"
+	case d < 0:
+		return "in " + text
+	}
+	return text + " ago"
+}
+
+// lease says how long a leader may act without another renewal of its lock.
+func lease(s *nstancev1.GetShardStatusResponse) string {
+	if s.GetLeaseLeft() == nil {
+		return fleet.LeaseText(s)
+	}
+	return took(s.GetLeaseLeft().AsDuration())
+}
+
+// short returns the kind and the last characters of an instance ID, which tell it from others. Other text is returned
+// as it is.
+func short(id string) string {
+	if _, err := ident.ParseID(id); err != nil {
+		return id
+	}
+	return id[:3] + "…" + id[len(id)-confirmLength:]
+}
+
+// person returns the name of the actor of an event. For an operator without a name, it is the short form of the ID.
+func person(actor string) string {
+	if id, err := ident.ParseID(actor); err == nil && id.Prefix() == ident.OperatorPrefix {
+		return "operator " + short(actor)
+	}
+	return actor
+}
+
+// runbook returns the address of the runbook for an alert of the given kind.
+func runbook(kind string) string {
+	return "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/" + url.PathEscape(kind) + ".md"
+}
+
+// binarySize formats a number of bytes.
+func binarySize(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+
+// counted returns a number with its noun.
+func counted[N int | uint32](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // spaced returns a name with spaces in place of underscores.
@@ -112,35 +201,25 @@ func spaced(name string) string { return strings.ReplaceAll(name, "_", " ") }
 // tone returns the CSS class for a health, a state or a kind of event: good, warn, bad or idle.
 func tone(name string) string {
 	switch strings.TrimPrefix(name, "instance_") {
-	case "healthy", "registered", "alert_resolved", "leader_started", "config_applied":
+	case "healthy", "passing", "registered", "alert_resolved", "leader_started", "config_applied":
 		return "good"
-	case "unhealthy", "silent", "lost", "alert_raised", "registration_refused", "config_refused", "events_lost":
+	case "unhealthy", "silent", "failing", "lost", "alert_raised", "registration_refused", "config_refused", "events_lost":
 		return "bad"
-	case "stopping", "unregistered", "deleting", "pending_deletion", "notice", "leader_ended", "drifted":
+	case "stopping", "starting", "unregistered", "deleting", "draining", "pending_deletion", "notice", "leader_ended":
 		return "warn"
 	}
 	return "idle"
 }
 
-// actionView describes the form of an action on a group.
-type actionView struct {
-	*groupView
-	Action, Title, About string
-}
-
-func newActionView(v *groupView, action, title, about string) actionView {
-	return actionView{v, action, title, about}
-}
-
 // segment is a part of a bar. X and Width are thousandths of the bar's width.
 type segment struct {
-	Class    string
-	Count    int
-	X, Width float64
+	Class, Name string
+	Count       int
+	X, Width    float64
 }
 
 // segments lays out the parts of a bar.
-func segments(counts []count) []segment {
+func segments(counts ...count) []segment {
 	total := 0
 	for _, c := range counts {
 		total += c.Count
@@ -148,8 +227,11 @@ func segments(counts []count) []segment {
 	var parts []segment
 	x := 0.0
 	for _, c := range counts {
-		width := 1000 * float64(c.Count) / float64(max(1, total))
-		parts = append(parts, segment{c.Class, c.Count, x, width})
+		if c.Count == 0 {
+			continue
+		}
+		width := 1000 * float64(c.Count) / float64(total)
+		parts = append(parts, segment{c.Class, c.Name, c.Count, x, width})
 		x += width
 	}
 	return parts

@@ -156,9 +156,14 @@ func matches(q localdb.EventQuery, e record.Event) bool {
 }
 
 func journalEvent(e record.Event) *nstancev1.JournalEvent {
-	return &nstancev1.JournalEvent{Position: position(e), Term: e.Term, At: timestamp(e.At), Kind: string(e.Kind),
+	event := &nstancev1.JournalEvent{Position: position(e), Term: e.Term, At: timestamp(e.At), Kind: string(e.Kind),
 		Group: e.Group, InstanceId: e.Instance, Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor,
 		Message: e.Message, TookSeconds: e.TookSeconds}
+	if e.Kind == record.EventGroupSize {
+		event.Size = &nstancev1.GroupSize{Desired: uint32(e.Size.Desired), Actual: uint32(e.Size.Actual),
+			Healthy: uint32(e.Size.Healthy)}
+	}
+	return event
 }
 
 // position returns the position of an event in the journal as "TERM-SEQUENCE".

@@ -27,10 +27,27 @@
     if (next) next.focus({preventScroll: true});
   };
 
-  // replacePart replaces an element if it has changed.
+  // replacePart replaces an element if it has changed. Open details stay open.
   const replacePart = (old, next) => {
+    const details = next.querySelectorAll("details");
+    old.querySelectorAll("details").forEach((d, i) => { if (details[i]) details[i].open = d.open; });
     if (old.outerHTML !== next.outerHTML) keepFocus(() => old.replaceWith(next));
   };
+
+  // showTimes says how long ago the times on the page are, by the server's clock. The function ago of the server does
+  // the same.
+  const skew = Date.parse(main.dataset.now) - Date.now();
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const showTimes = () => {
+    for (const time of document.querySelectorAll("time")) {
+      const seconds = (Date.now() + skew - Date.parse(time.dateTime)) / 1000;
+      const [unit, length] = units.find((u) => Math.abs(seconds) >= u[1]) || ["", 1];
+      const text = Math.floor(Math.abs(seconds) / length) + " " + unit;
+      const says = !unit ? "now" : seconds < 0 ? "in " + text : text + " ago";
+      if (time.textContent !== says) time.textContent = says;
+    }
+  };
+  setInterval(showTimes, 1000);
 
   const read = async () => {
     if (reading) {
@@ -76,7 +93,7 @@
     const list = document.getElementById("entries");
     if (!list || document.getElementById(id)) return;
     list.prepend(parse(html).firstElementChild);
-    while (list.children.length > 500) list.lastElementChild.remove();
+    while (list.children.length > 100) list.lastElementChild.remove();
   });
   addEventListener("pagehide", () => source.close());
 })();

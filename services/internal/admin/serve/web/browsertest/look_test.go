@@ -1,6 +1,7 @@
 package browsertest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,11 +36,12 @@ func newShard(n int) *fleettest.Shard {
 	s := &fleettest.Shard{LongPages: true,
 		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-2", Term: 7,
 			HeirId: "server-1", StandbyIds: []string{"server-1"}, LeaseLeft: durationpb.New(8400 * time.Millisecond),
-			ConfigEtag: "5d41402abc4b2a76"},
+			ConfigEtag: "5d41402abc4b2a76", LeaderSince: at(30 * time.Hour), AgentsConnected: uint32(n)},
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
-			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker"}`, Kind: "wrk",
+			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker","instance_type":"m5.large","max_surge":5}`, Kind: "wrk",
+			Overridden: true, SpecJson: fmt.Sprintf(`{"size":%d}`, n),
 			Etag:          "etag-1",
 			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {PlannedAt: at(0), Term: 7,
@@ -58,7 +60,11 @@ func newShard(n int) *fleettest.Shard {
 			Health: "healthy", InstanceType: "m5.large", Ipv4: fmt.Sprintf("10.0.%d.%d", i/250, i%250+1),
 			Template: "worker", Kind: "wrk", ProviderId: fmt.Sprintf("i-%017x", i), ProviderState: "running",
 			Zone: "us-west-2a", AgentVersion: "0.2.0", CreatedAt: at(20 * time.Hour), RegisteredAt: at(20 * time.Hour),
-			LastReportAt: at(3 * time.Second), CertificateNotAfter: at(-24 * time.Hour), InfraDrift: i > 0 && i%3 == 0}
+			LastReportAt: at(3 * time.Second), CertificateNotAfter: at(-24 * time.Hour), InfraDrift: i > 0 && i%3 == 0,
+			Image: "ami-0abcdef1234567890", Hostname: fmt.Sprintf("worker-%d", i),
+			Metrics: &nstancev1.Metrics{Cpu: 0.37, MemoryUsedBytes: 3 << 30, MemoryTotalBytes: 8 << 30},
+			HealthChecks: []*nstancev1.HealthCheckState{{Name: "kubelet",
+				Status: nstancev1.HealthCheckState_STATUS_PASSING}}}
 		verdict := &nstancev1.InstanceVerdict{InstanceId: instance.InstanceId, Rule: 14, RuleName: "healthy"}
 		if i == 1 {
 			instance.Health, instance.HealthMessage = "silent", "no report for 41 s"
@@ -68,27 +74,68 @@ func newShard(n int) *fleettest.Shard {
 		s.Explanations["workers"].Instances = append(s.Explanations["workers"].Instances, verdict)
 	}
 	last := instanceID(n - 1)
-	for i, e := range []*nstancev1.JournalEvent{
-		{Kind: "leader_started", Actor: "leader", Message: "server server-2, version 0.2.0", At: at(30 * time.Hour)},
+	for i, e := range append(past(n), []*nstancev1.JournalEvent{
 		{Kind: "instance_lost", InstanceId: instanceID(9999), Cause: "lost", Actor: "provider", At: at(9 * time.Minute),
 			Message: "the connection of its agent was closed and the provider says terminated"},
 		{Kind: "instance_pending_deletion", InstanceId: instanceID(9999), Cause: "lost", Actor: "leader",
 			At: at(9*time.Minute - 2*time.Millisecond)},
-		{Kind: "instance_creating", InstanceId: last, Replaces: instanceID(9999), Actor: "leader",
+		{Kind: "instance_creating", InstanceId: last, Replaces: instanceID(9999), Actor: "leader", Cause: "gone",
 			At: at(9*time.Minute - 3*time.Millisecond), Message: "replaces an instance that is lost"},
 		{Kind: "instance_created", InstanceId: last, Actor: "provider", At: at(9*time.Minute - 900*time.Millisecond)},
 		{Kind: "instance_registered", InstanceId: last, Actor: "agent", At: at(8*time.Minute + 22*time.Second)},
 		{Kind: "instance_healthy", InstanceId: last, Actor: "agent", At: at(8*time.Minute + 21*time.Second)},
 		{Kind: "alert_raised", Cause: "capacity", Actor: "leader", At: at(4 * time.Minute),
 			Message: "the zone has no m5.large left"},
-	} {
-		e.Position, e.Term = fmt.Sprintf("7-%d", i+1), 7
-		if e.GetInstanceId() != "" || e.GetCause() == "capacity" {
+	}...) {
+		e.Position, e.Term = fmt.Sprintf("7-%d", i+1), cmp.Or(e.GetTerm(), 7)
+		if e.GetInstanceId() != "" || e.GetCause() == "capacity" || strings.HasPrefix(e.GetKind(), "group") {
 			e.Group = "workers"
 		}
 		s.History = append(s.History, e)
 	}
 	return s
+}
+
+// past returns the history of a group of n instances: replacements for several causes, a rollout that began half an
+// hour ago, the sizes of the group, and two terms of leaders.
+func past(n int) (events []*nstancev1.JournalEvent) {
+	add := func(ago time.Duration, e *nstancev1.JournalEvent) {
+		e.At = timestamppb.New(fleettest.Now.Add(-ago))
+		e.Actor = cmp.Or(e.GetActor(), "leader")
+		events = append(events, e)
+	}
+	size := func(ago time.Duration, desired, actual, healthy int) {
+		add(ago, &nstancev1.JournalEvent{Kind: "group_size", Size: &nstancev1.GroupSize{Desired: uint32(desired),
+			Actual: uint32(actual), Healthy: uint32(healthy)}})
+	}
+	replace := func(ago time.Duration, i int, cause string) {
+		next, old := instanceID(20000+i), instanceID(10000+i)
+		boot := time.Duration(600+i*37%500) * time.Millisecond
+		if cause == "gone" {
+			add(ago, &nstancev1.JournalEvent{Kind: "instance_lost", InstanceId: old, Actor: "provider"})
+		}
+		add(ago-2*time.Millisecond, &nstancev1.JournalEvent{Kind: "instance_creating", InstanceId: next, Replaces: old,
+			Cause: cause})
+		add(ago-90*time.Millisecond, &nstancev1.JournalEvent{Kind: "instance_created", InstanceId: next})
+		add(ago-90*time.Millisecond-boot, &nstancev1.JournalEvent{Kind: "instance_registered", InstanceId: next,
+			TookSeconds: 0.012})
+		add(ago-100*time.Millisecond-boot, &nstancev1.JournalEvent{Kind: "instance_healthy", InstanceId: next})
+	}
+	add(50*time.Hour, &nstancev1.JournalEvent{Kind: "leader_started", Message: "server server-1, version 0.2.0", Term: 6})
+	size(49*time.Hour, max(1, n-2), max(1, n-2), max(1, n-2))
+	add(30*time.Hour+time.Second, &nstancev1.JournalEvent{Kind: "leader_ended", Message: "the server stops", Term: 6})
+	add(30*time.Hour, &nstancev1.JournalEvent{Kind: "leader_started", Message: "server server-2, version 0.2.0"})
+	for i := range 6 {
+		replace(time.Duration(22-3*i)*time.Hour, i, []string{"gone", "unhealthy", "notice"}[i%3])
+		size(time.Duration(22-3*i)*time.Hour-time.Minute, n-1, n-1, n-1-i%2)
+		size(time.Duration(22-3*i)*time.Hour-2*time.Minute, n-1, n-1, n-1)
+	}
+	add(5*time.Hour, &nstancev1.JournalEvent{Kind: "group_changed", Actor: "alice", Message: fmt.Sprintf("size %d", n)})
+	size(5*time.Hour, n, n, n-1)
+	for i := range min(n, 24) {
+		replace(time.Duration(35-i)*time.Minute, 100+i, "drift")
+	}
+	return events
 }
 
 // logins has one token.
@@ -315,8 +362,14 @@ func TestKeyboard(t *testing.T) {
 	}
 	b.do(chromedp.KeyEvent(kb.Enter))
 	b.do(chromedp.KeyEvent(kb.Tab))
-	if got := focused(); got != "us-west-2a" {
-		t.Errorf("the first stop in the content is %q", got)
+	if got := focused(); got != "us-west-2b" {
+		t.Errorf("the first stop in the content is %q, want the shard of the first sentence", got)
+	}
+	for range 30 {
+		if focused() == "us-west-2a" {
+			break
+		}
+		b.do(chromedp.KeyEvent(kb.Tab))
 	}
 	shard.Do(func() { shard.Groups[0].Size = 77 })
 	shard.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: shard.Groups[0]}
@@ -326,7 +379,7 @@ func TestKeyboard(t *testing.T) {
 	}
 	b.checkSamePage()
 	b.do(chromedp.KeyEvent(kb.Enter))
-	b.await("#g-workers")
+	b.await("#g-us-west-2a-workers")
 	b.checkConsole()
 }
 
@@ -342,7 +395,7 @@ func TestViewer(t *testing.T) {
 	b.await("input[name=token]")
 	b.do(chromedp.SendKeys(chromedp.CSS("input[name=token]"), "any-token-of-a-viewer\n"))
 	b.await("#instances")
-	if n := evaluate[int](b, "document.querySelectorAll('main form').length"); n != 0 {
+	if n := evaluate[int](b, "document.querySelectorAll('main form[method=post]').length"); n != 0 {
 		t.Error(n, "forms")
 	}
 	if cookie := evaluate[string](b, "document.cookie"); cookie != "" {
