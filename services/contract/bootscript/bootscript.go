@@ -14,10 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/nstance-kit/nstance/images/packer"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
@@ -242,3 +245,185 @@ func (ps *problems) common(c Common) {
 }
 
 func control(r rune) bool { return r < ' ' || r == 0x7f || r == '\ufffd' }
+
+// LeaderNetwork is the systemd-networkd configuration of the leader's interface, which moves from leader to leader. The
+// zero value means that the image configures the interface.
+//
+// Without this configuration, replies from the interface's addresses leave by the machine's primary interface. A
+// network that checks source addresses drops those replies, because the primary interface does not have these
+// addresses.
+type LeaderNetwork struct {
+	MAC string
+	// IPv4 and IPv6 are the addresses of the interface, or "".
+	IPv4, IPv6 string
+	// Gateway is the router of the interface's subnet. It is required with IPv4. The IPv6 router advertises itself.
+	Gateway string
+}
+
+// networkFile is the path of the leader interface's configuration. systemd-networkd sorts files by name and uses the
+// first one that matches an interface. The names of other tools' files begin with higher numbers: 10 for netplan, and
+// 07 or more for the others.
+const networkFile = "/etc/systemd/network/05-nstance-leader.network"
+
+// leaderTable is the routing table for the packets that are sent from the leader's addresses.
+const leaderTable = 1000
+
+// validate adds the errors of l to errs. Each error names a field of the Terraform argument leader_network.
+func (l LeaderNetwork) validate(errs *problems) {
+	if l == (LeaderNetwork{}) {
+		return
+	}
+	if mac, err := net.ParseMAC(l.MAC); err != nil || len(mac) != 6 || mac.String() != l.MAC {
+		errs.add("leader_network.mac_address", fmt.Errorf("%q is not a MAC address, such as 02:00:00:ab:cd:ef", l.MAC))
+	}
+	address := func(field, text string, is func(netip.Addr) bool, family string) {
+		if addr, err := netip.ParseAddr(text); text != "" && (err != nil || !is(addr) || addr.Zone() != "") {
+			errs.add("leader_network."+field, fmt.Errorf("%q is not an %s address", text, family))
+		}
+	}
+	address("ipv4", l.IPv4, netip.Addr.Is4, "IPv4")
+	address("ipv4_gateway", l.Gateway, netip.Addr.Is4, "IPv4")
+	address("ipv6", l.IPv6, netip.Addr.Is6, "IPv6")
+	switch {
+	case l.IPv4 == "" && l.IPv6 == "":
+		errs.add("leader_network", errors.New("has neither ipv4 nor ipv6"))
+	case (l.IPv4 == "") != (l.Gateway == ""):
+		errs.add("leader_network.ipv4_gateway", errors.New("belongs to ipv4: set both or neither"))
+	}
+}
+
+// commands returns the part of the script that writes the configuration. The file is readable by all users, because
+// systemd-networkd does not run as root. The configuration also applies to an interface that is attached later.
+//
+// All replies go to the subnet's router. It forwards replies to VMs of the same subnet too.
+// https://www.freedesktop.org/software/systemd/man/252/systemd.network.html
+func (l LeaderNetwork) commands() string {
+	if l == (LeaderNetwork{}) {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[Match]\nMACAddress=%s\n[Link]\nRequiredForOnline=no\n", l.MAC)
+	if l.IPv6 == "" {
+		b.WriteString("[Network]\nIPv6AcceptRA=no\n")
+	} else {
+		fmt.Fprintf(&b, "[Network]\nIPv6AcceptRA=yes\n[IPv6AcceptRA]\nDHCPv6Client=no\nRouteTable=%d\n"+
+			"[Address]\nAddress=%s/128\nDuplicateAddressDetection=none\n[RoutingPolicyRule]\nFrom=%s/128\nTable=%d\n",
+			leaderTable, l.IPv6, l.IPv6, leaderTable)
+	}
+	if l.IPv4 != "" {
+		fmt.Fprintf(&b, "[Address]\nAddress=%s/32\n[Route]\nGateway=%s\nGatewayOnLink=yes\nTable=%d\n"+
+			"[RoutingPolicyRule]\nFrom=%s/32\nTable=%d\n", l.IPv4, l.Gateway, leaderTable, l.IPv4, leaderTable)
+	}
+	return "# Replies from the leader's addresses leave by the leader's interface.\n" +
+		"mkdir -p -m 755 /etc/systemd/network\nput " + networkFile + " " + quote(b.String()) + "\n" +
+		"chmod 644 " + networkFile + "\n" +
+		"networkctl reload || echo 'systemd-networkd does not run: the image must route the leader interface' >&2\n"
+}
+
+// machines maps architectures to the names that `uname -m` prints for them, as patterns for a case statement of sh.
+var machines = map[string]string{"amd64": "x86_64 | amd64", "arm64": "aarch64 | arm64"}
+
+// program is a program that a script installs and starts.
+type program struct {
+	name string
+	// units maps the names of the program's units to their texts.
+	units map[string]string
+	// prepare holds the commands that run after a download of the program and before its units are installed.
+	prepare string
+}
+
+var (
+	server = program{"nstance-server", map[string]string{"nstance-server": packer.ServerUnit,
+		healthUnit: packer.ServerHealthUnit},
+		"getent passwd nstance-server >/dev/null || useradd --system --user-group --no-create-home " +
+			"--home-dir /nonexistent --shell /usr/sbin/nologin nstance-server\n"}
+	agent = program{"nstance-agent", map[string]string{"nstance-agent": packer.AgentUnit}, ""}
+)
+
+// healthUnit is the unit that reports the server's health to the machine's scaling group.
+const healthUnit = "nstance-server-health"
+
+// start returns the commands that start a unit now and at each boot.
+func start(unit string) string {
+	return "systemctl enable " + unit +
+		"\n# Without waiting: the unit may itself wait for cloud-init to end.\nsystemctl start --no-block " + unit +
+		"\n"
+}
+
+// head returns the beginning of the script, before the commands that write files.
+func head(c Common, p program) string {
+	var b strings.Builder
+	b.WriteString("#!/bin/sh\n# Boot script of " + p.name + ", made by Terraform.\nset -eu\n")
+	for _, line := range c.CommandsBefore {
+		b.WriteString(line + "\n")
+	}
+	b.WriteString(
+		"umask 077\n# put FILE CONTENT: the whole file or none of it.\nput() { printf %s \"$2\" >\"$1.new\" && mv " +
+			"-f \"$1.new\" \"$1\"; }\n")
+	return b.String()
+}
+
+// install returns the part of the script that downloads the program, if the image lacks it, and installs its units.
+// Without curl, the script downloads with Python, which all images with cloud-init have.
+func install(c Common, p program) string {
+	if len(c.Binaries) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "bin=/usr/local/bin/%s\nif ! [ -x $bin ]; then\n  case $(uname -m) in\n", p.name)
+	for _, arch := range slices.Sorted(maps.Keys(c.Binaries)) {
+		fmt.Fprintf(&b, "  %s) url=%s sum=%s ;;\n", machines[arch], quote(c.Binaries[arch].URL),
+			c.Binaries[arch].SHA256)
+	}
+	fmt.Fprintf(&b, "  *) echo \"no %s for $(uname -m)\" >&2 && exit 1 ;;\n  esac\n", p.name)
+	b.WriteString(`  fetch() {
+    if command -v curl >/dev/null; then
+      curl -fsSL --connect-timeout 10 -o $bin.new "$url"
+    else
+      python3 -c 'import sys, urllib.request as r; r.urlretrieve(*sys.argv[1:])' "$url" $bin.new
+    fi
+  }
+  for pause in 1 2 4 8 0; do ! fetch || break; sleep $pause; done
+  echo "$sum  $bin.new" | sha256sum -c -
+  chmod 755 $bin.new
+  mv -f $bin.new $bin
+fi
+# unit NAME TEXT: a unit that the image lacks.
+unit() {
+  [ -e /usr/lib/systemd/system/$1.service ] || [ -e /etc/systemd/system/$1.service ] ||
+    { put /etc/systemd/system/$1.service "$2" && chmod 644 /etc/systemd/system/$1.service; }
+}
+`)
+	b.WriteString(p.prepare)
+	for _, name := range slices.Sorted(maps.Keys(p.units)) {
+		fmt.Fprintf(&b, "unit %s %s\n", name, quote(directives(p.units[name])))
+	}
+	b.WriteString("systemctl daemon-reload\n")
+	return b.String()
+}
+
+// directives returns a unit without its comments and empty lines.
+func directives(unit string) string {
+	var b strings.Builder
+	for line := range strings.Lines(unit) {
+		if line != "\n" && !strings.HasPrefix(line, "#") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// environmentFile writes a file for systemd's EnvironmentFile=. systemd parses a value in double quotes in the same way
+// as sh. https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile=
+func environmentFile(environment map[string]string) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(environment)) {
+		fmt.Fprintf(&b, "%s=\"%s\"\n", name, escapes.Replace(environment[name]))
+	}
+	return b.String()
+}
+
+var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", `$`, `\$`)
+
+// quote quotes s as one word for sh.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

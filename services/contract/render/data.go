@@ -10,7 +10,16 @@
 // The package does not know the shard configuration.
 package render
 
-import "log/slog"
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
 
 // Data is what templates can refer to, as {{ .Instance.ID }} and so on.
 type Data struct {
@@ -122,3 +131,135 @@ func Sample() Data {
 
 // SampleNonce is used as the nonce when a boot script is checked.
 const SampleNonce Nonce = "sample.nonce.jwt"
+
+// Env renders KEY=value lines, sorted by key, from templates of the values. A POSIX shell that reads the file with "."
+// and systemd's EnvironmentFile= get exactly the same values. Env returns an error for a value that one of the two
+// cannot read. Such values contain a NUL byte, invalid UTF-8, Unicode noncharacters or a byte order mark.
+func Env(name string, vars map[string]string, d Data) ([]byte, error) {
+	b := newBudget()
+	var out strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(vars)) {
+		if err := ValidateEnvName(key); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		at := name + "." + key
+		value, err := textWith(at, vars[key], d, b)
+		if err != nil {
+			return nil, err
+		}
+		quoted, err := quoteEnv(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", at, err)
+		}
+		if out.Len()+len(key)+len(quoted) > MaxOutput {
+			return nil, fmt.Errorf("%s: the file is longer than %d bytes: %w", name, MaxOutput, ErrTooLarge)
+		}
+		out.WriteString(key + "=" + quoted + "\n")
+	}
+	return []byte(out.String()), nil
+}
+
+// ValidateEnvName checks the name of an environment variable: a name of POSIX.1, section 3.216, which systemd accepts
+// too.
+func ValidateEnvName(s string) error {
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
+			return fmt.Errorf("%q is not the name of an environment variable", s[:min(len(s), 64)])
+		}
+	}
+	if s == "" || len(s) > 256 {
+		return fmt.Errorf("the name of an environment variable has 1 to 256 characters, not %d", len(s))
+	}
+	return nil
+}
+
+// quoteEnv quotes a value for a POSIX shell and for systemd. It uses double quotes, because both programs have the same
+// rules inside them: a backslash before ", \, ` or $ makes that character literal, and line breaks are literal. See
+// POSIX Shell Command Language, section 2.2.3, and systemd.exec(5), EnvironmentFile=. It does not use single quotes,
+// because in systemd they cannot enclose a single quote. A value that needs no quotes gets none, so that simpler
+// parsers can read it. A value with ~ needs quotes, because a shell expands ~.
+func quoteEnv(s string) (string, error) {
+	if !utf8.ValidString(s) {
+		return "", errors.New("the value is not valid UTF-8")
+	}
+	harmless := s != ""
+	var out strings.Builder
+	out.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == 0:
+			return "", errors.New("the value has a NUL character")
+		case r == 0xfeff, r >= 0xfdd0 && r <= 0xfdef, r&0xfffe == 0xfffe:
+			return "", fmt.Errorf("the value has the character %U, which systemd refuses", r)
+		case strings.ContainsRune("\"\\`$", r):
+			out.WriteByte('\\')
+		}
+		out.WriteRune(r)
+		harmless = harmless && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("_./:@%+,-=", r))
+	}
+	if harmless {
+		return s, nil
+	}
+	out.WriteByte('"')
+	return out.String(), nil
+}
+
+// maxDepth is how deep a tree of values may be.
+const maxDepth = 100
+
+// Tree renders every text inside a JSON-like value: nil, bool, string, numbers, []any and map[string]any. Keys are not
+// templates. The result shares no maps or slices with the tree. The limits apply to the output of all texts together.
+func Tree(name string, tree any, d Data) (any, error) { return walk(name, tree, 0, d, newBudget()) }
+
+// JSON renders a document whose texts are templates. The result is indented JSON with a newline at the end.
+func JSON(name string, tree any, d Data) ([]byte, error) {
+	value, err := Tree(name, tree, d)
+	if err != nil {
+		return nil, err
+	}
+	out, err := encodeJSON(value, "  ")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(out) > MaxOutput {
+		return nil, fmt.Errorf("%s: the document is longer than %d bytes: %w", name, MaxOutput, ErrTooLarge)
+	}
+	return out, nil
+}
+
+// walk renders a tree. An error contains the path of the element that caused it, such as Parent.key[3].
+func walk(name string, tree any, depth int, d Data, b *budget) (any, error) {
+	if depth > maxDepth {
+		return nil, fmt.Errorf("%s: nested deeper than %d", name, maxDepth)
+	}
+	switch v := tree.(type) {
+	case string:
+		return textWith(name, v, d, b)
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			value, err := walk(name+"."+key, v[key], depth+1, d, b)
+			if err != nil {
+				return nil, err
+			}
+			out[key] = value
+		}
+		return out, nil
+	case []any:
+		out := make([]any, len(v))
+		for i := range v {
+			value, err := walk(name+"["+strconv.Itoa(i)+"]", v[i], depth+1, d, b)
+			if err != nil {
+				return nil, err
+			}
+			out[i] = value
+		}
+		return out, nil
+	case nil, bool, float64, int, int64:
+		return v, nil
+	default:
+		return nil, fmt.Errorf("%s: a %T is not a JSON value", name, v)
+	}
+}

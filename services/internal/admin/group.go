@@ -3,10 +3,12 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -304,6 +306,291 @@ func rollout[Q proto.Message, M interface {
 				g.GetGroup(), state, g.GetOutdated(), g.GetActualSize())
 		}
 		err := ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
+		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+	}
+	return cmd
+}
+
+func (a *app) groupScaleCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
+		Long: `Changes only the size of a group. If somebody changes other settings of the group at the
+same time, these changes remain. For several shards, add one of two flags. With
+--per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly among
+the shards that have the group.
+
+If the new size is smaller, the leaders delete instances. In this case, "group scale" asks
+for a confirmation on a terminal, and needs --yes elsewhere. With --dry-run, it shows which
+instances the leaders would delete, and changes nothing.
+
+"group scale" returns when the new size is stored; "nstance-admin events" shows the
+effects. With --wait, it returns when the group has this size and all its instances are
+healthy.`,
+		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
+  nstance-admin group scale workers 9 --all-shards --total
+  nstance-admin group scale workers 0 --all-shards --per-shard --yes`,
+	}
+	var total, perShard bool
+	cmd.Flags().BoolVar(&total, "total", false, "with several shards: SIZE is the sum over all of them")
+	cmd.Flags().BoolVar(&perShard, "per-shard", false, "with several shards: SIZE is the size in each of them")
+	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		size, err := strconv.ParseUint(args[1], 10, 31)
+		if err != nil {
+			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
+		}
+		if s.all && !total && !perShard {
+			if total, err = a.askTotal(s, args[1]); err != nil {
+				return err
+			}
+		}
+		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], uint32(size), total); done || err != nil {
+			return err
+		}
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
+			if total {
+				return f.ScaleTotal(ctx, shards, args[0], uint32(size))
+			}
+			return f.Scale(ctx, shards, args[0], uint32(size))
+		}
+		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
+			g := answer.Message.GetGroup()
+			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, g.GetGroup(),
+				*answer.PreviousSize, g.GetSize(), g.GetActualSize())
+		}))
+		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+	}
+	return cmd
+}
+
+// confirmScale asks for a confirmation if the change makes a group smaller. In a dry run, it only shows the change and
+// returns done = true.
+func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, output format, group string,
+	size uint32, total bool) (done bool, err error) {
+	if confirm.yes && !confirm.dryRun {
+		return false, nil
+	}
+	f, shards, err := a.connect(s)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, confirm.dryRun)
+	if confirm.dryRun {
+		return true, a.showScale(output, previews)
+	}
+	var changes []string
+	smaller := false
+	for _, p := range previews {
+		if p.Err != nil {
+			continue // the change itself reports it
+		}
+		smaller = smaller || p.Size < p.PreviousSize
+		changes = append(changes, fmt.Sprintf("%s: group %s: size %d → %d, %d there", p.Shard, group, p.PreviousSize,
+			p.Size, p.ActualSize))
+	}
+	if !smaller {
+		return false, nil
+	}
+	changes = append(changes, "instances beyond the size are drained and deleted")
+	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
+}
+
+// showScale shows what a change of a group's size would do, with the instances that the leaders would delete.
+func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
+	err := a.show(output, fleet.Answers[fleet.ScalePreview]{Shards: previews}, func(w io.Writer) error {
+		for _, p := range previews {
+			if p.Err != nil {
+				continue
+			}
+			fmt.Fprintf(w, "%s: group %s: size %d → %d, %d there\n", p.Shard, p.Group, p.PreviousSize, p.Size,
+				p.ActualSize)
+			if p.Size > p.ActualSize {
+				fmt.Fprintf(w, "%s: %d instances would be created\n", p.Shard, p.Size-p.ActualSize)
+			}
+			if p.Plan.Of == nil {
+				if p.Size < p.ActualSize {
+					fmt.Fprintf(w, "%s: %d instances would be deleted; this leader does not say which\n", p.Shard,
+						p.ActualSize-p.Size)
+				}
+				continue
+			}
+			for _, action := range p.Plan.Of.GetActions() {
+				if action.GetKind() == "mark_deleting" {
+					fmt.Fprintf(w, "%s: instance %s would be deleted: %s\n", p.Shard, action.GetInstanceId(),
+						printable(action.GetReason()))
+				}
+			}
+		}
+		return nil
+	})
+	if failed := fleet.Failed(previews); len(failed) > 0 {
+		err = errors.Join(err, &shardsError{failed, len(previews)})
+	}
+	return err
+}
+
+// askTotal asks the user whether a size is meant for all shards together or for each shard. If there is only one shard,
+// it does not ask.
+func (a *app) askTotal(s *scope, size string) (total bool, err error) {
+	f, err := a.fleet(s)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if n := len(f.Shards()); n == 1 {
+		return false, nil
+	} else if !isTerminal(a.Stdin) {
+		return false, &usageError{err: fmt.Errorf("is %s the size in each of %d shards, or in all together?", size, n),
+			hint: "add --per-shard or --total"}
+	}
+	fmt.Fprintf(a.Stderr, "Is %s the size in each of %s, or in all together? Type per-shard or total: ", size,
+		list(f.Shards()))
+	answer, err := a.readAnswer()
+	switch {
+	case err != nil:
+		return false, err
+	case answer == "total":
+		return true, nil
+	case answer == "per-shard":
+		return false, nil
+	}
+	return false, errors.New("neither per-shard nor total: nothing was done")
+}
+
+// settings are the flags that describe a group or a change of one.
+type settings struct {
+	file       string
+	set, unset []string
+}
+
+const settingsHelp = `The settings are those of a group in the shard's configuration, which are listed in
+docs/reference/configuration.md. With --file, they come from a file: JSON, in which comments
+and trailing commas are allowed, and null removes the group's own value. With --set, they
+come from the command line as PATH=VALUE, such as rollout.canary=1 or vars.queue=high. A
+value that is not a text is JSON, such as instance_types='["m7g.large", "m6g.large"]'. --set
+and --unset apply after --file.`
+
+// settingsFlags adds the flags to a command.
+func settingsFlags(cmd *cobra.Command) *settings {
+	s := new(settings)
+	cmd.Flags().StringVar(&s.file, "file", "", "file with the settings, or - for standard input")
+	cmd.Flags().StringArrayVar(&s.set, "set", nil, "a setting, as PATH=VALUE; may be repeated")
+	_ = cmd.MarkFlagFilename("file", "json", "jsonc")
+	return s
+}
+
+// patch returns the settings as a patch.
+func (a *app) patch(cmd *cobra.Command, s *settings) (config.Patch, error) {
+	var patch config.Patch
+	if s.file != "" {
+		body, err := a.readInput(s.file)
+		if err != nil {
+			return patch, fmt.Errorf("read the settings: %w", err)
+		}
+		var problems config.Problems
+		if patch, problems = config.ParsePatch(s.file, body); len(problems.Errors()) > 0 {
+			for _, p := range problems {
+				a.note("%s", p)
+			}
+			return patch, invalid(s.file, problems)
+		}
+	}
+	for _, text := range s.set {
+		path, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return patch, usageOf(cmd, fmt.Errorf("--set %s: want PATH=VALUE, such as rollout.canary=1", text))
+		}
+		var err error
+		if patch, err = patch.Set(path, value); err != nil {
+			return patch, usageOf(cmd, fmt.Errorf("--set %s: %w", text, err))
+		}
+	}
+	for _, path := range s.unset {
+		var err error
+		if patch, err = patch.Unset(path); err != nil {
+			return patch, usageOf(cmd, fmt.Errorf("--unset %s: %w", path, err))
+		}
+	}
+	checked, problems := config.ParsePatch("", []byte(patch.JSON()))
+	if errs := problems.Errors(); len(errs) > 0 {
+		return patch, usageOf(cmd, errors.New(errs.Brief()))
+	}
+	return checked, nil
+}
+
+func (a *app) groupCreateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
+		Long: "Creates a dynamic group from a template of the shard's configuration. If you leave out a\n" +
+			"setting, the group takes it from the template.\n\n" + settingsHelp,
+		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
+  nstance-admin group create batch --template worker --set vars.queue=high --set rollout.canary=1
+  nstance-admin group create batch --file batch.jsonc --all-shards`,
+	}
+	given := settingsFlags(cmd)
+	var template, size string
+	cmd.Flags().StringVar(&template, "template", "", "template of the shard's configuration; short for --set template=")
+	cmd.Flags().StringVar(&size, "size", "", "how many instances there should be; short for --set size=")
+	s, f := scopeFlags(cmd), outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for name, value := range map[string]string{"template": template, "size": size} {
+			if cmd.Flags().Changed(name) {
+				given.set = append(given.set, name+"="+value)
+			}
+		}
+		patch, err := a.patch(cmd, given)
+		if err != nil {
+			return err
+		}
+		if spec, err := patch.Apply(config.GroupSpec{}); err == nil && spec.Template == "" {
+			return usageOf(cmd, errors.New("--template is missing"))
+		}
+		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
+			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Message.GetGroup().GetGroup(),
+				answer.Message.GetGroup().GetSize())
+		}
+		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
+			Group: args[0], Patch: patch.JSON(), MustCreate: true}, lines(line))
+	}
+	return cmd
+}
+
+func (a *app) groupSetCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "set GROUP", Short: "Change settings of a group", Args: cobra.ExactArgs(1),
+		Long: "Changes settings of a group, and keeps the others. Of a static group, only these can be\nchanged: " +
+			strings.Join(config.OperatorFields(), ", ") + ".\n\n" + settingsHelp + `
+
+A change may replace the instances of the group, or delete some. So the command asks for a
+confirmation on a terminal, and needs --yes elsewhere.`,
+		Example: `  nstance-admin group set workers --set instance_type=m7g.large --shard us-west-2a
+  nstance-admin group set batch --set rollout.canary=1 --unset purchase --all-shards --yes`,
+	}
+	given := settingsFlags(cmd)
+	cmd.Flags().StringArrayVar(&given.unset, "unset", nil,
+		"PATH of a setting that the group then takes from its template again; may be repeated")
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		patch, err := a.patch(cmd, given)
+		if err != nil {
+			return err
+		}
+		if patch.Empty() {
+			return usageOf(cmd, errors.New("there is nothing to change: add --set, --unset or --file"))
+		}
+		what := "group " + args[0] + " of " + a.scopeText(s) + " gets " + patch.JSON()
+		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
+			return err
+		}
+		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
+			g := answer.Message.GetGroup()
+			return fmt.Sprintf("%s: group %s is changed, %d of %d instances are outdated", answer.Shard, g.GetGroup(),
+				g.GetOutdated(), g.GetActualSize())
+		}
+		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
+			Group: args[0], Patch: patch.JSON(), MustExist: true}, lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd

@@ -2,11 +2,15 @@ package admin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -232,4 +236,88 @@ func age(now, then time.Time) string {
 		return fmt.Sprintf("%dh", int(d.Hours()))
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// patience is the time after which a message says what the program waits for.
+const patience = time.Second
+
+// during runs the function `do`. If `do` takes more than a second, a message on standard error says what the program
+// waits for. On a terminal, the message also counts the seconds.
+func (a *app) during(what string, do func() error) error {
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { a.progress(what, done) })
+	err := do()
+	close(done)
+	wg.Wait()
+	return err
+}
+
+func (a *app) progress(what string, done <-chan struct{}) {
+	began := time.Now()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	terminal := isTerminal(a.Stderr) && a.Getenv("TERM") != "dumb"
+	for shown := false; ; shown = true {
+		select {
+		case <-done:
+			if shown && terminal {
+				fmt.Fprint(a.Stderr, "\r\x1b[K")
+			}
+			return
+		case <-timer.C:
+		}
+		if !terminal {
+			a.note("%s …", what)
+			<-done
+			return
+		}
+		fmt.Fprintf(a.Stderr, "\r%s … %ds\x1b[K", what, int(time.Since(began).Seconds()))
+		timer.Reset(patience)
+	}
+}
+
+// refuseExisting returns an error if the file already exists. Commands call it before long work.
+func refuseExisting(path string) error {
+	if path == "" {
+		return nil
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return withHint(fmt.Errorf("%s exists already, and is not replaced", path), "choose another name with --output")
+	}
+	return nil
+}
+
+// writeNewFile writes a file under a temporary name, with access for the owner only, and then renames the file. It does
+// not replace an existing file.
+func writeNewFile(path string, write func(io.Writer) error) (size int64, err error) {
+	if err := refuseExisting(path); err != nil {
+		return 0, err
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return 0, fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() { _ = os.Remove(file.Name()) }() // fails after a rename
+	err = write(file)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err == nil {
+		size, err = file.Seek(0, io.SeekCurrent)
+	}
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = os.Link(file.Name(), path) // unlike a rename, it replaces nothing
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			// The file system may lack hard links, so rename the file. The rename could replace a file that another
+			// program has just made.
+			if err = refuseExisting(path); err == nil {
+				err = os.Rename(file.Name(), path)
+			}
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write %s: %w", path, err)
+	}
+	return size, nil
 }

@@ -6,9 +6,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -117,4 +122,116 @@ func (s *server) tryPrepare(ctx context.Context) error {
 	s.identity = election.Identity{ID: s.opts.ID, Incarnation: s.incarnation, Machine: s.machine.ID,
 		Addresses: s.ports.lock()}
 	return nil
+}
+
+// Validate checks a configuration in a file or in the bucket. It prints all problems, one per line. It returns the exit
+// status, which is 0 for a configuration that a server would apply.
+func Validate(ctx context.Context, o Options, out, errOut io.Writer) int {
+	name, body, err := document(ctx, o)
+	if err != nil {
+		fmt.Fprintf(errOut, "nstance-server: %v\n", err)
+		return 1
+	}
+	parse := config.Parse
+	if o.ValidateFile == "" {
+		parse = config.ParseStored
+	}
+	shard, problems := parse(name, body)
+	for _, problem := range problems {
+		fmt.Fprintln(errOut, problem)
+	}
+	if errs := problems.Errors(); len(errs) > 0 {
+		fmt.Fprintf(errOut, "%s: %d problems\n", name, len(errs))
+		return 1
+	}
+	groups, _ := shard.WithDefaults().Merged(config.Groups{})
+	fmt.Fprintf(out, "%s: valid: shard %s of cluster %s, %d groups\n", name, shard.Server.Shard, shard.Cluster.ID,
+		len(groups))
+	return 0
+}
+
+// document reads the configuration to check.
+func document(ctx context.Context, o Options) (name string, body []byte, err error) {
+	if o.ValidateFile != "" {
+		body, err := os.ReadFile(o.ValidateFile)
+		if err != nil {
+			return "", nil, fmt.Errorf("--validate: %w", err)
+		}
+		return o.ValidateFile, body, nil
+	}
+	store, err := open.Open(ctx, o.Location)
+	if err != nil {
+		return "", nil, fmt.Errorf("open the bucket: %w", err)
+	}
+	store = objstore.WithTimeout(store, startupTimeout, minListTimeout)
+	body, _, err = clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ShardID: o.Shard}).ReadConfig(
+		ctx, o.Shard)
+	return keys.Config(o.Shard), body, err
+}
+
+// homeLogEvery is the time between two log lines about a bucket that is not the home of the shard.
+const homeLogEvery = time.Minute
+
+// awaitHome waits until the bucket of this server is the home of the shard, or ctx ends. A copy of the bucket also has
+// a copy of the lock. Once that lock has expired, a server that stands for election would lead, and would delete the
+// VMs of the shard as orphans.
+func (s *server) awaitHome(ctx context.Context) error {
+	var logged time.Time
+	for try := 1; ; try++ {
+		err := s.state.CheckHome(ctx, s.here)
+		var other *clusterstate.NotHomeError
+		if errors.As(err, &other) && s.provedHome(ctx) {
+			s.log.Info("the bucket got another name", "home", other.Home.String(), "name", s.here.String())
+			err = s.state.NameHome(ctx, s.here)
+		}
+		if err == nil {
+			s.metrics.NotHome.Set(0)
+			s.endpoints.mu.Lock()
+			defer s.endpoints.mu.Unlock()
+			if s.endpoints.notHome = false; !s.endpoints.portTaken { // without that port the services are not served
+				s.probe.Ready()
+			}
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		if errors.As(err, &other) {
+			s.metrics.NotHome.Set(1)
+		}
+		s.endpoints.mu.Lock()
+		s.endpoints.notHome = true
+		s.probe.NotReady(err.Error())
+		s.endpoints.mu.Unlock()
+		if now := s.env.Now(); logged.IsZero() || now.Sub(logged) >= homeLogEvery {
+			logged = now
+			s.log.Error("not standing for election", "error", err)
+		}
+		if err := s.env.Sleep(ctx, retryPause(try)); err != nil {
+			return err
+		}
+	}
+}
+
+// provedHome reports whether the leader of the shard has a link with this server. A leader accepts a link only after
+// this server has proved that both use the same bucket. So this bucket is the home, under another name.
+func (s *server) provedHome(ctx context.Context) bool {
+	lock, _, err := s.state.ReadLock(ctx, s.opts.Shard)
+	if err != nil || lock.Released {
+		lock = record.Lock{}
+	}
+	holder := election.Peer{ID: lock.LeaderID, Incarnation: lock.Incarnation}
+	if s.peers.Linked(holder) {
+		return true
+	}
+	s.peers.Follow(lock)
+	return false
+}
+
+// orphansConfirmed stores that a person has confirmed the orphans. After a restore, this ends the time in which orphans
+// wait for a confirmation however few they are.
+func (s *server) orphansConfirmed(ctx context.Context) {
+	if err := s.state.EndOrphansWait(ctx); err != nil {
+		s.log.Warn("the confirmation of orphans is not in the bucket: the next leader asks for it again", "error", err)
+	}
 }

@@ -5,8 +5,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
@@ -152,4 +154,184 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 		return fmt.Sprintf("there is instance %s in shard %s", instances[0].ID, instances[0].Shard), nil
 	}
 	return "", nil
+}
+
+// LoadNonceKey reads the key that signs registration nonces. It returns secretstore.ErrNotFound if there is none yet.
+func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	key, err := authority.ParseNonceKey(secret.Value.Reveal())
+	if err != nil {
+		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
+	}
+	return key, nil
+}
+
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Two concurrent callers
+// get the same key. Call [State.EnsureCA] first, because EnsureCA notices a wrong prefix.
+func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
+	key, err = s.LoadNonceKey(ctx)
+	if !errors.Is(err, secretstore.ErrNotFound) {
+		return key, false, err
+	}
+	if key, err = authority.CreateNonceKey(s.options.Rand); err == nil {
+		err = s.putNonceKey(ctx, key, secretstore.IfAbsent)
+	}
+	if errors.Is(err, secretstore.ErrExists) {
+		key, err = s.LoadNonceKey(ctx)
+		return key, false, err
+	}
+	if err != nil {
+		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
+	}
+	return key, true, nil
+}
+
+func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond secretstore.Condition) error {
+	secret, err := key.MarshalSecret()
+	if err != nil {
+		return err
+	}
+	return s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), cond)
+}
+
+// The functions below are the three steps of a rotation of the nonce key. A leader that notices a change of the CA
+// reads the nonce key too. So each step of the nonce key must be written before the corresponding step of the CA.
+
+// announceNonceKey lets leaders accept nonces of the new key. That key is zero if an older version of Nstance began the
+// rotation. Then the nonce key does not change.
+func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
+		return err
+	}
+	return s.putNonceKey(ctx, key.Accepting(next), secretstore.Any)
+}
+
+// signNoncesWith makes the new key sign nonces. Nonces of the old key are still accepted.
+func (s *State) signNoncesWith(ctx context.Context, next authority.NonceKey) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
+		return err
+	}
+	return s.putNonceKey(ctx, next.Accepting(key), secretstore.Any)
+}
+
+// refuseOldNonces lets leaders accept only nonces of the key that signs them.
+func (s *State) refuseOldNonces(ctx context.Context) error {
+	key, _, err := s.EnsureNonceKey(ctx)
+	if err != nil || len(key.Accepted()) == 1 {
+		return err
+	}
+	return s.putNonceKey(ctx, key.Accepting(authority.NonceKey{}), secretstore.Any)
+}
+
+// WorkloadNotice is how long a workload CA exists before it signs its first certificate, unless the cluster is new.
+// During this time every instance receives the CA's certificate, and services on the instances must load it. Within
+// this time, the people who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
+const WorkloadNotice = 30 * 24 * time.Hour
+
+// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance depends yet on a file with a
+// certificate of the cluster's CA.
+const newCluster = time.Hour
+
+// EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two
+// concurrent callers get the same CAs. If the cluster's CA is more than an hour old, the workload CA starts only after
+// [WorkloadNotice], see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
+func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas authority.WorkloadCAs, created bool,
+	err error) {
+	fail := func(err error) (authority.WorkloadCAs, bool, error) {
+		return nil, false, fmt.Errorf("ensure workload CA: %w", err)
+	}
+	cas, err = s.LoadWorkloadCAs(ctx)
+	if err == nil {
+		return cas, false, nil
+	}
+	if !errors.Is(err, secretstore.ErrNotFound) {
+		return fail(err)
+	}
+	start := s.options.Now()
+	if start.Sub(cluster.Starts()) > newCluster {
+		start = start.Add(WorkloadNotice)
+	}
+	ca, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, start)
+	if err != nil {
+		return fail(err)
+	}
+	cas = authority.WorkloadCAs{ca}
+	err = s.putWorkloadCAs(ctx, cas, secretstore.IfAbsent)
+	if errors.Is(err, secretstore.ErrExists) {
+		if cas, err = s.LoadWorkloadCAs(ctx); err == nil {
+			return cas, false, nil
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return cas, true, nil
+}
+
+// LoadWorkloadCAs reads the CAs that sign the certificates in instances' files. It returns secretstore.ErrNotFound if
+// there are none yet.
+func (s *State) LoadWorkloadCAs(ctx context.Context) (authority.WorkloadCAs, error) {
+	secret, err := s.options.Secrets.Get(ctx, secretstore.WorkloadCAKey)
+	if err != nil {
+		return nil, fmt.Errorf("load workload CA: %w", err)
+	}
+	return authority.ParseWorkloadCAs(secret.Value.Reveal(), s.options.ClusterID, ErrForeign)
+}
+
+func (s *State) putWorkloadCAs(ctx context.Context, cas authority.WorkloadCAs, cond secretstore.Condition) error {
+	secret, err := cas.MarshalSecret()
+	if err != nil {
+		return err
+	}
+	return s.options.Secrets.Put(ctx, secretstore.WorkloadCAKey, secretstore.NewValue(secret), cond)
+}
+
+// ErrWorkloadCANew is returned for a rotation of a workload CA that has not started to issue.
+var ErrWorkloadCANew = errors.New("the workload CA has not started to issue yet")
+
+// WorkloadCAEnd returns the time when all certificates of the old workload CA have expired. It is zero if there is only
+// one workload CA.
+func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
+	if len(cas) < 2 {
+		return time.Time{}
+	}
+	return cas[1].Starts().Add(config.MaxCertificateTTL)
+}
+
+// RotateWorkloadCA takes the next step of a workload CA rotation, if that is possible now, and returns the CAs. Without
+// a rotation under way it makes a new CA, which issues certificates when the duration "notice" has passed. When the
+// last certificate of the old CA has expired, see [WorkloadCAEnd], RotateWorkloadCA removes the old CA. Both CAs are in
+// one secret, so each step is one write.
+func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
+	fail := func(err error) (authority.WorkloadCAs, error) {
+		return nil, fmt.Errorf("rotate the workload CA: %w", err)
+	}
+	cas, err := s.LoadWorkloadCAs(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	now := s.options.Now()
+	switch {
+	case len(cas) == 2 && now.Before(WorkloadCAEnd(cas)):
+		return cas, nil
+	case len(cas) == 2:
+		cas = cas[1:]
+	case now.Before(cas[0].Starts()):
+		return fail(fmt.Errorf("%w: it starts at %s", ErrWorkloadCANew, cas[0].Starts().UTC().Format(time.RFC3339)))
+	default:
+		next, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, now.Add(notice))
+		if err != nil {
+			return fail(err)
+		}
+		cas = append(cas, next)
+	}
+	if err := s.putWorkloadCAs(ctx, cas, secretstore.Any); err != nil {
+		return fail(err)
+	}
+	return cas, nil
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 )
@@ -136,3 +137,19 @@ func ValidatePut(name string, value Value, cond Condition) error {
 	}
 	return ValidateName(name)
 }
+
+// Backend describes a kind of secrets store. Each sub-package has one, and the package secretstore/open lists all of
+// them.
+type Backend struct {
+	// Name is the value of cluster.secrets.provider in the configuration, and of nstance-admin's flag
+	// --secrets-provider.
+	Name string
+	// Open opens a store. It does not connect to the store. Services of clouds use only options.Access.
+	Open func(ctx context.Context, settings config.Secrets, options Options) (Store, error)
+}
+
+// ObjectStorage describes the back end that seals secrets into the cluster's bucket.
+var ObjectStorage = Backend{Name: config.ObjectStorage,
+	Open: func(_ context.Context, _ config.Secrets, options Options) (Store, error) {
+		return NewObjects(options), nil
+	}}

@@ -6,17 +6,22 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"io"
+	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // Options configure [New]. All are required.
@@ -103,4 +108,135 @@ func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context
 		e.Hint = f.registration(role)
 	}
 	return e
+}
+
+// Event is an event in a shard: one of Group, Instance and Error is set. If Snapshot is set, the event describes state
+// from before the watch began. Times are from the server's clock.
+type Event struct {
+	Shard    string                            `json:"shard"`
+	Snapshot bool                              `json:"snapshot"`
+	Group    Message[*nstancev1.GroupEvent]    `json:"group_event,omitzero"`
+	Instance Message[*nstancev1.InstanceEvent] `json:"instance_event,omitzero"`
+	Error    Message[*nstancev1.ErrorEvent]    `json:"error_event,omitzero"`
+}
+
+// Subject returns the group and the instance that the event is about. Each may be empty.
+func (e Event) Subject() (group, instance string) {
+	return cmp.Or(e.Group.Of.GetGroup(), e.Group.Of.GetStatus().GetGroup(), e.Instance.Of.GetInstance().GetGroup(),
+		e.Error.Of.GetGroup()), cmp.Or(e.Instance.Of.GetInstance().GetInstanceId(), e.Error.Of.GetInstanceId())
+}
+
+// Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
+// all shards then wait.
+type Watcher struct {
+	// Event is called for every event. Each stream begins with the current state, also after a reconnection. The events
+	// of the current state have Snapshot set, except in the stream of errors.
+	Event func(Event)
+	// Lost is called when a shard's event streams fail. The fleet opens them again after the duration `retry`. If retry
+	// is zero, the fleet gives up. Found is called when events arrive again.
+	Lost  func(err *Error, retry time.Duration)
+	Found func(shard string)
+}
+
+// FollowShards watches shards until ctx ends. It reconnects after every lost connection. It gives up on a shard after a
+// permanent error. FollowShards returns the permanent errors when ctx ends or when it has given up on all shards.
+func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watcher) []*Error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	errs := make([]*Error, len(shards))
+	for i, shard := range shards {
+		wg.Go(func() { errs[i] = f.followShard(ctx, shard, &mu, watcher) })
+	}
+	wg.Wait()
+	var failed []*Error
+	for _, err := range errs {
+		if err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return failed
+}
+
+func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, watcher Watcher) *Error {
+	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3,
+		Multiplier: 2, MaxInterval: 10 * time.Second}
+	delays.Reset()
+	lost := false
+	for !ended(ctx) {
+		e := asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
+			return watch(ctx, c, shard, func(e Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				if lost {
+					lost = false
+					watcher.Found(shard)
+				}
+				delays.Reset()
+				watcher.Event(e)
+			})
+		})) // a watch only ends with an error
+		if ended(ctx) {
+			break
+		}
+		switch e.Code {
+		case codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.NotFound:
+			mu.Lock()
+			watcher.Lost(e, 0)
+			mu.Unlock()
+			return e
+		}
+		delay := delays.NextBackOff()
+		mu.Lock()
+		if !lost {
+			lost = true
+			watcher.Lost(e, delay)
+		}
+		mu.Unlock()
+		_ = tasks.Sleep(ctx, delay)
+	}
+	return nil
+}
+
+func ended(ctx context.Context) bool { return ctx.Err() != nil }
+
+// watch reads the three watch streams of one server until one of them ends. It always returns an error.
+func watch(ctx context.Context, c Client, shard string, emit func(Event)) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		stream, err := c.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
+		snapshot := true
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
+			emit(Event{Shard: shard, Snapshot: snapshot, Group: MessageOf(r.GetEvent())})
+			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.GroupEvent_TYPE_SNAPSHOT_END
+		})
+	})
+	group.Go(func() error {
+		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{Observe: true})
+		snapshot := true
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
+			emit(Event{Shard: shard, Snapshot: snapshot, Instance: MessageOf(r.GetEvent())})
+			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.InstanceEvent_TYPE_SNAPSHOT_END
+		})
+	})
+	group.Go(func() error {
+		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
+		return operatorclient.Receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
+			emit(Event{Shard: shard, Error: MessageOf(r.GetEvent())})
+		})
+	})
+	return group.Wait()
+}
+
+// FollowHistory passes the events of a shard's journal to the function `each`: first the stored events after the
+// position `after`, then new events. An empty position means the beginning of the journal. FollowHistory returns an
+// error when the connection is lost or ctx ends.
+func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter *nstancev1.EventFilter, after string,
+	each func(*nstancev1.JournalEvent)) *Error {
+	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
+		stream, err := c.FollowEvents(ctx, &nstancev1.FollowEventsRequest{After: after, Filter: filter})
+		return operatorclient.Receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
+			after = r.GetEvent().GetPosition() // reach may repeat the call with another server
+			each(r.GetEvent())
+		})
+	}))
 }

@@ -5,12 +5,25 @@
 package support
 
 import (
+	_ "embed"
+	"encoding"
 	"encoding/json"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // hidden replaces values that the bundle must not contain.
@@ -226,4 +239,180 @@ func (r *redactor) hideValues(text string) string {
 		r.hider = strings.NewReplacer(pairs...)
 	}
 	return r.hider.Replace(text)
+}
+
+// treatments are the values of the tag support of a field in Go, and of the option support of a field in a message. A
+// text without a tag is left out. Numbers, booleans, times, and texts with a list of allowed values need no tag.
+var treatments = map[string]*treatment{"plain": plain, "words": words, "origin": origin, "present": present,
+	"hidden": leftOut}
+
+// shapeOf returns the shape of a document with a type of Go.
+func shapeOf(typ reflect.Type) shape {
+	s := shape{}
+	s.addType("", typ, nil)
+	return s
+}
+
+// addType adds the fields of a type to the shape. `tagged` is the treatment of the field that has the type, or nil.
+func (s shape) addType(path string, typ reflect.Type, tagged *treatment) {
+	for typ.Kind() == reflect.Pointer {
+		typ = typ.Elem()
+	}
+	below := func(name string) string { return strings.TrimPrefix(path+"."+name, ".") }
+	if m, ok := reflect.Zero(typ).Interface().(interface {
+		Descriptor() protoreflect.MessageDescriptor
+	}); ok {
+		s.addMessage(path, m.Descriptor())
+		return
+	}
+	switch kind := typ.Kind(); {
+	case typ == reflect.TypeFor[config.Groups]():
+		s[below("$version")], s[below("$term")], s[below("$revision")] = plain, plain, plain
+		s.addType(below("*.*"), reflect.TypeFor[config.GroupSpec](), nil)
+	case reflect.PointerTo(typ).Implements(reflect.TypeFor[encoding.TextMarshaler]()) || kind != reflect.String &&
+		kind != reflect.Interface && kind != reflect.Map && kind != reflect.Slice && kind != reflect.Struct:
+		s[path] = plain // a number, a boolean, a time or a duration
+	case kind == reflect.Slice && tagged != nil && tagged != plain:
+		s[path] = tagged
+	case kind == reflect.Map || kind == reflect.Slice:
+		s.addType(below("*"), typ.Elem(), tagged)
+	case kind == reflect.Struct:
+		for _, f := range reflect.VisibleFields(typ) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "" || name == "-" {
+				continue
+			}
+			treatment := treatments[f.Tag.Get("support")]
+			if treatment == nil && strings.Contains(f.Tag.Get("rule"), "enum=") {
+				treatment = plain
+			}
+			s.addType(below(name), f.Type, treatment)
+		}
+	case tagged != nil:
+		s[path] = tagged
+	}
+}
+
+// addMessage adds the fields of a message to the shape.
+func (s shape) addMessage(path string, message protoreflect.MessageDescriptor) {
+	for i := range message.Fields().Len() {
+		field := message.Fields().Get(i)
+		tag := proto.GetExtension(field.Options(), nstancev1.E_Support).(string)
+		at := strings.TrimPrefix(path+"."+fleet.JSONName(field), ".")
+		if field.IsList() {
+			at += ".*"
+		}
+		switch kind := field.Kind(); {
+		case fleet.JSONName(field) == "":
+		case fleet.IsMessage(field):
+			s.addMessage(at, field.Message())
+		case tag == "settings":
+			s.addType(at, reflect.TypeFor[config.GroupSpec](), nil)
+		case treatments[tag] != nil:
+			s[at] = treatments[tag]
+		case kind != protoreflect.StringKind && kind != protoreflect.BytesKind && !field.IsMap():
+			s[at] = plain
+		}
+	}
+}
+
+// wordList has the words of Nstance's documents and messages. TestWords writes it.
+//
+//go:embed words.txt
+var wordList string
+
+var vocabulary = sync.OnceValue(func() map[string]bool {
+	words := map[string]bool{}
+	for word := range strings.FieldsSeq(wordList) {
+		words[word] = true
+	}
+	return words
+})
+
+// maxDigits is the largest number of digits that one piece of a text may show, unless the piece is a time, an address
+// or an ID.
+const maxDigits = 12
+
+// maxText is the greatest length of a text in bytes. The rest is cut off.
+const maxText = 4 << 10
+
+var (
+	// labelled matches the name of a secret and the rest of its line.
+	labelled = regexp.MustCompile(`(?i)((?:passw(?:or)?d|passphrase|pwd|secret|token|nonce|credentials?|authorization|` +
+		`bearer|(?:api|access|private|secret)[-_ ]?key(?:[-_ ]?id)?)["']?\s*[:=]\s*)\S.*`)
+	// piece matches the text between spaces, quotes, brackets and commas.
+	piece   = regexp.MustCompile("[^\\s,;()\\[\\]{}<>\"'`]+")
+	joint   = regexp.MustCompile(`[./:_|=-]+`)
+	amount  = regexp.MustCompile(`^-?[0-9]{1,6}(\.[0-9]{1,6})?(ns|µs|ms|s|m|h|d|%|B|KB|MB|GB|KiB|MiB|GiB)?$`)
+	digits  = regexp.MustCompile(`[0-9]`)
+	version = regexp.MustCompile(`^v?[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}$`)
+	// capital matches the boundary before a word that starts with a capital letter.
+	capital = regexp.MustCompile(`([A-Z])([A-Z][a-z])|([a-z])([A-Z])`)
+	repeats = regexp.MustCompile(`\[redacted\](?:[\s,;:/=.()"'-]*\[redacted\])+`)
+)
+
+// wordsOf hides every piece of a text that is not known to be harmless.
+func (r *redactor) wordsOf(text string) string {
+	if text = r.hideValues(text); len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + " …"
+	}
+	text = labelled.ReplaceAllString(text, "${1}"+hidden)
+	text = piece.ReplaceAllStringFunc(text, func(p string) string {
+		if p == "redacted" || r.harmless(p) {
+			return p
+		}
+		return hidden
+	})
+	return repeats.ReplaceAllString(text, hidden)
+}
+
+// harmless reports whether a piece of a text consists of words, numbers, times, addresses, and names that the bundle
+// shows.
+func (r *redactor) harmless(p string) bool {
+	core := strings.Trim(p, ".:!?…=-|/")
+	if core == "" || r.names[core] || r.names[p] {
+		return true
+	}
+	if _, err := ident.ParseID(core); err == nil {
+		return true
+	}
+	if _, err := netip.ParseAddr(core); err == nil {
+		return true
+	}
+	if _, err := netip.ParseAddrPort(core); err == nil {
+		return true
+	}
+	if _, err := time.Parse(time.RFC3339, core); err == nil {
+		return true
+	}
+	if d, err := time.ParseDuration(core); err == nil && len(core) <= 16 && d.String() == core {
+		return true
+	}
+	if version.MatchString(core) {
+		return true
+	}
+	if len(digits.FindAllString(core, -1)) > maxDigits {
+		return false
+	}
+	for _, segment := range joint.Split(core, -1) {
+		if segment != "" && !r.names[segment] && !amount.MatchString(segment) && !isWords(segment) {
+			return false
+		}
+	}
+	return true
+}
+
+// isWords reports whether a text is a known word, or consists of known words that begin with capital letters.
+func isWords(text string) bool {
+	known := vocabulary()
+	if known[strings.ToLower(text)] {
+		return true
+	}
+	parts := strings.Fields(capital.ReplaceAllString(text, "$1$3 $2$4"))
+	for _, word := range parts {
+		if !known[strings.ToLower(word)] {
+			return false
+		}
+	}
+	return len(parts) > 1
 }

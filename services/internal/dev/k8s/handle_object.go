@@ -1,15 +1,24 @@
 package k8s
 
 import (
+	"crypto/rand"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
+	authentication "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // handler serves the API.
@@ -355,4 +364,280 @@ func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t t
 	}
 	writeList(w, t.resource, deleted, now, false)
 	return nil
+}
+
+// serveSub answers requests for a subresource.
+func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
+	for _, sub := range t.resource.subresources() {
+		if sub.name != t.sub {
+			continue
+		}
+		posts := t.resource.post != nil && t.sub == t.resource.post.name
+		switch {
+		case posts && req.Method == http.MethodPost && t.sub == "eviction":
+			return h.evict(w, req, t)
+		case posts && req.Method == http.MethodPost && t.sub == "token":
+			return h.token(w, req, t)
+		case posts:
+		case req.Method == http.MethodGet && t.sub == "scale":
+			return h.getScale(w, t)
+		case (req.Method == http.MethodPut || req.Method == http.MethodPatch) && t.sub == "scale":
+			return h.setScale(w, req, t)
+		case req.Method == http.MethodGet:
+			return h.get(w, req, t, partial)
+		case req.Method == http.MethodPut:
+			return h.update(w, req, t, partial)
+		case req.Method == http.MethodPatch:
+			return h.patch(w, req, t, partial)
+		}
+		return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
+	}
+	return errNoPath
+}
+
+// scaleOf returns the scale of an object.
+// https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource
+func scaleOf(o map[string]any) map[string]any {
+	number := func(fields ...string) int64 {
+		n, _, _ := unstructured.NestedInt64(o, fields...)
+		return n
+	}
+	m := map[string]any{}
+	for _, field := range []string{"name", "namespace", "uid", "resourceVersion", "creationTimestamp"} {
+		if v, ok := meta(o)[field]; ok {
+			m[field] = v
+		}
+	}
+	status := map[string]any{"replicas": number("status", "replicas")}
+	if text, _, _ := unstructured.NestedString(o, "status", "selector"); text != "" {
+		status["selector"] = text
+	}
+	return map[string]any{
+		"apiVersion": scaleGVK.GroupVersion().String(), "kind": scaleGVK.Kind, "metadata": m,
+		"spec": map[string]any{"replicas": number("spec", "replicas")}, "status": status,
+	}
+}
+
+func (h *handler) getScale(w http.ResponseWriter, t target) error {
+	o, ok := h.store.get(t.resource, t.key())
+	if !ok {
+		return t.notFound()
+	}
+	writeJSON(w, http.StatusOK, scaleOf(o))
+	return nil
+}
+
+func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) error {
+	dry, err := dryRun(req)
+	if err != nil {
+		return err
+	}
+	wanted := func(map[string]any) (map[string]any, error) { return nil, nil }
+	if req.Method == http.MethodPut {
+		fields, err := readFields(req)
+		if err != nil {
+			return err
+		}
+		wanted = func(map[string]any) (map[string]any, error) { return fields, nil }
+	} else {
+		patch, kind, err := readPatch(req)
+		if err != nil {
+			return err
+		}
+		wanted = func(current map[string]any) (map[string]any, error) {
+			return patched(scaleGVK, scaleOf(current), kind, patch)
+		}
+	}
+	result, _, err := h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
+		if current == nil {
+			return nil, t.notFound()
+		}
+		want, err := wanted(current)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkMeta(want); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+		u := unstructured.Unstructured{Object: want}
+		if v := u.GetResourceVersion(); v != "" && v != meta(current)["resourceVersion"] {
+			return nil, conflict(t.resource, t.key(), modified)
+		}
+		replicas, _, err := unstructured.NestedInt64(want, "spec", "replicas") // left out: 0, as in the type
+		if err != nil || replicas < 0 || replicas > 1<<31-1 {
+			return nil, invalid("spec.replicas", want["spec"], "it must be a number of 0 or more")
+		}
+		u = unstructured.Unstructured{Object: without(current)}
+		spec, _ := u.Object["spec"].(map[string]any)
+		spec = without(spec)
+		spec["replicas"] = replicas
+		u.Object["spec"] = spec
+		next := u.Object
+		next["metadata"] = without(meta(current))
+		h.store.complete(h.store.collectionOf(t.resource), t.key(), next, current)
+		return next, nil
+	})
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, scaleOf(result))
+	return nil
+}
+
+// token issues a token, which dev-k8s never verifies.
+func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) error {
+	fields, err := readFields(req)
+	if err != nil {
+		return err
+	}
+	var r authentication.TokenRequest
+	if err := convert(fields, &r); err != nil {
+		return err
+	}
+	if _, ok := h.store.get(t.resource, t.key()); !ok {
+		return t.notFound()
+	}
+	seconds := int64(3600)
+	if r.Spec.ExpirationSeconds != nil {
+		seconds = *r.Spec.ExpirationSeconds
+	}
+	if seconds < 600 || seconds > 1<<32 {
+		return invalid("spec.expirationSeconds", seconds, "it must be from 10 minutes to 2^32 seconds")
+	}
+	r.TypeMeta = metav1.TypeMeta{Kind: "TokenRequest", APIVersion: "authentication.k8s.io/v1"}
+	r.Name, r.Namespace, r.CreationTimestamp = t.name, t.namespace, metav1.NewTime(h.now())
+	r.Spec.ExpirationSeconds = &seconds
+	r.Status = authentication.TokenRequestStatus{
+		Token:               fmt.Sprintf("dev-k8s.%s.%s.%s", t.namespace, t.name, rand.Text()),
+		ExpirationTimestamp: metav1.NewTime(h.now().Add(time.Duration(seconds) * time.Second)),
+	}
+	writeJSON(w, http.StatusCreated, r)
+	return nil
+}
+
+// evict deletes a pod unless a PodDisruptionBudget forbids it.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
+func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
+	fields, err := readFields(req)
+	if err != nil {
+		return err
+	}
+	var eviction policy.Eviction
+	if err := convert(fields, &eviction); err != nil {
+		return err
+	}
+	if eviction.Name != "" && eviction.Name != t.name {
+		return apierrors.NewBadRequest("the name of the eviction is not the name in the path")
+	}
+	dry, err := dryRun(req)
+	if err != nil {
+		return err
+	}
+	h.evicting.Lock()
+	defer h.evicting.Unlock()
+	pod, ok := h.store.get(t.resource, t.key())
+	if !ok {
+		return t.notFound()
+	}
+	if err := h.budget(pod); err != nil {
+		return err
+	}
+	options := metav1.DeleteOptions{}
+	if eviction.DeleteOptions != nil {
+		options, dry = *eviction.DeleteOptions, dry || len(eviction.DeleteOptions.DryRun) > 0
+	}
+	if _, _, err := h.remove(t, options, dry); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusCreated, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: metav1.StatusSuccess})
+	return nil
+}
+
+// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod.
+func (h *handler) budget(o map[string]any) error {
+	var pod corev1.Pod
+	if err := convert(o, &pod); err != nil {
+		return err
+	}
+	switch pod.Status.Phase {
+	case "", corev1.PodPending, corev1.PodSucceeded, corev1.PodFailed:
+		return nil
+	}
+	if pod.DeletionTimestamp != nil {
+		return nil
+	}
+	budgets, _ := h.store.list(find("policy", "v1", "poddisruptionbudgets"), pod.Namespace)
+	allow := func() error { return nil }
+	matches := 0
+	for _, b := range budgets {
+		var budget policy.PodDisruptionBudget
+		if err := convert(b, &budget); err != nil {
+			return err
+		}
+		selects, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("budget %s: %w", budget.Name, err))
+		}
+		if selects.Matches(labels.Set(pod.Labels)) {
+			matches++
+			allow = func() error { return h.allow(&budget, selects, &pod) }
+		}
+	}
+	if matches > 1 {
+		return apierrors.NewInternalError(errors.New(
+			"this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
+	}
+	return allow()
+}
+
+// allow returns an error if a budget, which selects the pod, forbids its eviction. A real server asks controllers how
+// many pods there should be. allow instead counts the pods that the budget selects.
+func (h *handler) allow(of *policy.PodDisruptionBudget, selects labels.Selector, pod *corev1.Pod) (err error) {
+	pods, _ := h.store.list(find("", "v1", "pods"), of.Namespace)
+	all, healthy := 0, 0
+	for _, o := range pods {
+		var p corev1.Pod
+		if err := convert(o, &p); err != nil {
+			return err
+		}
+		if !selects.Matches(labels.Set(p.Labels)) || p.Status.Phase == corev1.PodSucceeded ||
+			p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		all++
+		if isReady(&p) && p.DeletionTimestamp == nil {
+			healthy++
+		}
+	}
+	desired := 0
+	switch {
+	case of.Spec.MinAvailable != nil:
+		desired, err = intstr.GetScaledValueFromIntOrPercent(of.Spec.MinAvailable, all, true)
+	case of.Spec.MaxUnavailable != nil:
+		desired, err = intstr.GetScaledValueFromIntOrPercent(of.Spec.MaxUnavailable, all, true)
+		desired = max(all-desired, 0)
+	}
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("budget %s: %w", of.Name, err))
+	}
+	if isReady(pod) && healthy-1 >= desired || !isReady(pod) && healthy >= desired {
+		return nil
+	}
+	e := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
+	e.ErrStatus.Details.Causes = []metav1.StatusCause{{
+		Type: policy.DisruptionBudgetCause,
+		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", of.Name, desired,
+			healthy),
+	}}
+	return e
+}
+
+func isReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
 }

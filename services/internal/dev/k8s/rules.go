@@ -3,10 +3,16 @@ package k8s
 import (
 	"encoding/base64"
 	"fmt"
+	"maps"
+	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
@@ -173,4 +179,149 @@ func normalise(r *resource, o map[string]any) {
 			o["status"] = map[string]any{"phase": "Pending"} // nothing runs it
 		}
 	}
+}
+
+// Two API groups serve the same events, but with different field names. The store uses the names of the core group.
+// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
+var eventFields = map[string]string{ // Field names of events.k8s.io and their names in the core group.
+	"note":                     "message",
+	"regarding":                "involvedObject",
+	"reportingController":      "reportingComponent",
+	"deprecatedSource":         "source",
+	"deprecatedFirstTimestamp": "firstTimestamp",
+	"deprecatedLastTimestamp":  "lastTimestamp",
+	"deprecatedCount":          "count",
+}
+
+// shows converts a stored object to the form that clients of resource r see. The result shares nested values with the
+// stored object.
+func (r *resource) shows(o map[string]any) map[string]any {
+	if r.stored == "" {
+		return o
+	}
+	shown := maps.Clone(o)
+	shown["apiVersion"], shown["kind"] = r.apiVersion(), r.kind
+	for theirs, ours := range eventFields {
+		rename(shown, ours, theirs)
+	}
+	return shown
+}
+
+// stores converts an object of this resource to its stored form. The result shares nested values with the given object.
+func (r *resource) stores(o map[string]any) map[string]any {
+	if r.stored == "" {
+		return o
+	}
+	stored := maps.Clone(o)
+	for theirs, ours := range eventFields {
+		rename(stored, theirs, ours)
+	}
+	return stored
+}
+
+func rename(o map[string]any, from, to string) {
+	if v, ok := o[from]; ok {
+		o[to] = v
+		delete(o, from)
+	}
+}
+
+// selector selects the objects of a list or a watch.
+type selector struct {
+	resource  *resource
+	namespace string
+	labels    labels.Selector
+	fields    fields.Selector
+}
+
+// selectorOf reads the selector from the query. Like a real server, it rejects unsupported field selectors.
+func selectorOf(req *http.Request, t target) (s selector, err error) {
+	s = selector{resource: t.resource, namespace: t.namespace}
+	if s.labels, err = labels.Parse(req.URL.Query().Get("labelSelector")); err != nil {
+		return s, apierrors.NewBadRequest("labelSelector: " + err.Error())
+	}
+	if s.fields, err = fields.ParseSelector(req.URL.Query().Get("fieldSelector")); err != nil {
+		return s, apierrors.NewBadRequest("fieldSelector: " + err.Error())
+	}
+	for _, one := range s.fields.Requirements() {
+		if !t.resource.selectable(one.Field) {
+			return s, apierrors.NewBadRequest("field label not supported: " + one.Field)
+		}
+	}
+	return s, nil
+}
+
+func (r *resource) selectable(field string) bool {
+	return field == "metadata.name" || field == "metadata.namespace" || slices.Contains(r.fields, field)
+}
+
+func (s selector) matches(o map[string]any) bool {
+	m := meta(o)
+	if s.namespace != "" && m["namespace"] != s.namespace {
+		return false
+	}
+	if !s.labels.Empty() {
+		set := labels.Set{}
+		all, _ := m["labels"].(map[string]any)
+		for name, v := range all {
+			set[name], _ = v.(string)
+		}
+		if !s.labels.Matches(set) {
+			return false
+		}
+	}
+	return s.fields.Empty() || s.fields.Matches(fieldsOf(s.resource.shows(o)))
+}
+
+// fieldsOf implements fields.Fields for an object.
+type fieldsOf map[string]any
+
+func (f fieldsOf) Has(field string) bool { return f.Get(field) != "" }
+
+func (f fieldsOf) Get(field string) string {
+	var v any = map[string]any(f)
+	for part := range strings.SplitSeq(field, ".") {
+		o, ok := v.(map[string]any)
+		if !ok {
+			return ""
+		}
+		v = o[part]
+	}
+	switch v := v.(type) {
+	case string:
+		return v
+	case bool:
+		return strconv.FormatBool(v)
+	case nil:
+		if field == "spec.unschedulable" {
+			return "false"
+		}
+		return ""
+	case map[string]any: // Field selectors match the source of an event by its component.
+		text, _ := v["component"].(string)
+		return text
+	}
+	return fmt.Sprint(v)
+}
+
+func writeList(w http.ResponseWriter, r *resource, items []map[string]any, version uint64, partial bool) {
+	list := make([]any, len(items))
+	for i, o := range items {
+		list[i] = r.form(o, partial)
+	}
+	v := map[string]any{"apiVersion": r.apiVersion(), "kind": r.kind + "List", "items": list,
+		"metadata": map[string]any{"resourceVersion": strconv.FormatUint(version, 10)}}
+	if partial {
+		v["apiVersion"], v["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+	}
+	writeJSON(w, http.StatusOK, v)
+}
+
+// form converts a stored object to the form that the client asked for.
+func (r *resource) form(o map[string]any, partial bool) map[string]any {
+	if partial {
+		return map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+			"metadata": o["metadata"]}
+	}
+	return r.shows(o)
 }

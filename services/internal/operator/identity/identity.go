@@ -7,6 +7,7 @@
 package identity
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
@@ -16,6 +17,9 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/stats"
+
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
@@ -111,4 +115,70 @@ func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
 		return nil, nil, fmt.Errorf("encode public key: %w", err)
 	}
 	return private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
+}
+
+// renewHeader is the response header with which a server asks for an early renewal.
+const renewHeader = "nstance-renew-certificate"
+
+// renewalRequests looks in the response headers of servers for a request to renew the certificate early. It implements
+// stats.Handler.
+type renewalRequests struct{ *Keeper }
+
+// RenewalRequests returns a handler for connections to servers. If a server asks for an early renewal, [Keeper.Run]
+// renews the certificate within a minute.
+func (k *Keeper) RenewalRequests() stats.Handler { return renewalRequests{k} }
+
+// TagRPC implements stats.Handler.
+func (renewalRequests) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements stats.Handler.
+func (r renewalRequests) HandleRPC(_ context.Context, event stats.RPCStats) {
+	if header, ok := event.(*stats.InHeader); ok && len(header.Header.Get(renewHeader)) > 0 {
+		r.renewEarly.Store(true)
+	}
+}
+
+// TagConn implements stats.Handler.
+func (renewalRequests) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements stats.Handler.
+func (renewalRequests) HandleConn(context.Context, stats.ConnStats) {}
+
+// ErrNone is returned while the operator has no certificate.
+var ErrNone = errors.New("the operator is not registered yet")
+
+// TLS returns the configuration of a handshake with a server of a shard. It has the current certificate and CA, so a
+// renewal needs no restart. The peer must be a server of this cluster and shard, and its certificate must contain the
+// dialled name.
+func (k *Keeper) TLS(shard string) (*tls.Config, error) {
+	config, err := k.anonymousTLS(shard)
+	if err != nil {
+		return nil, err
+	}
+	identity := k.current.Load()
+	if identity == nil {
+		return nil, ErrNone
+	}
+	if k.Now().After(identity.Leaf.NotAfter) {
+		return nil, &operatorclient.ExpiredError{At: identity.Leaf.NotAfter}
+	}
+	config.Certificates = []tls.Certificate{*identity.load()}
+	return config, nil
+}
+
+// anonymousTLS returns the configuration of a handshake without a certificate, for the registration.
+func (k *Keeper) anonymousTLS(shard string) (*tls.Config, error) {
+	roots := k.roots.Load()
+	if roots == nil {
+		return nil, ErrNone
+	}
+	return operatorclient.ServerConfig(k.Cluster, shard, roots.pool, k.Now), nil
+}
+
+// use makes an identity the current one. Connections with another identity are closed, because servers refuse a
+// replaced key.
+func (k *Keeper) use(identity *Identity) {
+	if before := k.current.Swap(identity); before != nil && k.Replaced != nil {
+		k.Replaced()
+	}
 }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -16,6 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // registerTimeout limits the registration with one shard, including the search for the leader.
@@ -98,4 +101,155 @@ func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key 
 		return err
 	})
 	return answer, err
+}
+
+const (
+	// checkInterval is the time between two checks of the identity. A check reads the ConfigMap and the Secrets, and
+	// finds out whether the certificate is due for renewal.
+	checkInterval = 20 * time.Second
+	// firstWait and lastWait are the shortest and the longest time between two attempts to get an identity.
+	firstWait, lastWait = 2 * time.Second, 15 * time.Second
+)
+
+// ErrExpired is returned by [Keeper.Run] when the certificate has expired. The operator must register again.
+var ErrExpired = errors.New("no shard has renewed the operator's certificate")
+
+// Await calls Ensure until the operator has an identity, or until ctx ends. It reports each failure in Problems. shards
+// returns the registration addresses in the present configuration.
+func (k *Keeper) Await(ctx context.Context, shards func() map[string]string) error {
+	failures, last := 0, ""
+	for {
+		err := k.Ensure(ctx, shards())
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		k.report(identitySource, err)
+		if err == nil {
+			return nil
+		}
+		if err.Error() != last {
+			last, failures = err.Error(), 0
+			k.Log.Error("the operator has no identity; trying again", "error", err)
+		}
+		failures++
+		_ = tasks.Sleep(ctx, reconnect.Backoff(firstWait, lastWait, failures)) // Ensure fails when ctx has ended
+	}
+}
+
+// Renewer requests from a shard a new certificate for a key.
+type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
+	error)
+
+// Run maintains the identity until ctx ends, then returns nil. It renews the certificate after two thirds of its life,
+// or earlier when a server asks for that. It also reloads the CA bundle and restores deleted and changed Secrets. Run
+// logs and reports failures, and tries again with the next check. If the certificate expires, Run returns [ErrExpired].
+func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
+	last := ""
+	for tasks.Sleep(ctx, checkInterval) == nil {
+		k.refreshTrust(ctx)
+		if err := k.checkSecrets(ctx); ctx.Err() == nil {
+			k.report(identitySource, err)
+		}
+		now, identity := k.Now(), k.current.Load()
+		if !now.Before(identity.Leaf.NotAfter) {
+			return fmt.Errorf("%w: it expired at %s", ErrExpired,
+				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		}
+		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() {
+			k.report(renewalSource, nil) // a newer certificate may come from the Secret
+			continue
+		}
+		// Clear the server's request for an early renewal before the renewal. As soon as the renewal has ended, a
+		// server may request another one.
+		early := k.renewEarly.Swap(false)
+		err := k.Renew(ctx, renew)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the end of the program is no failure of the renewal
+		}
+		if err != nil {
+			if early {
+				k.renewEarly.Store(true)
+			}
+			err = fmt.Errorf("the operator's certificate, which expires at %s, is not renewed; trying again: %w",
+				identity.Leaf.NotAfter.UTC().Format(time.RFC3339), err)
+			if err.Error() != last {
+				last = err.Error()
+				k.Log.Error("failed to renew the operator's certificate", "error", err)
+			}
+		}
+		k.report(renewalSource, err)
+	}
+	return nil
+}
+
+// refreshTrust reads the CA bundle again. If that fails, the current bundle stays in use.
+func (k *Keeper) refreshTrust(ctx context.Context) {
+	roots, err := k.readTrust(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	k.report(caSource, err)
+	switch {
+	case err != nil:
+		k.Log.Warn("failed to read the cluster CA; the current one stays in use", "error", err)
+	case err == nil && !bytes.Equal(roots.text, k.roots.Load().text):
+		k.roots.Store(roots)
+		k.Log.Info("the cluster CA changed", "configmap", k.CAConfigMap)
+	}
+}
+
+// Renew requests a certificate for a new key, stores certificate and key, and uses them for all later connections. It
+// closes the present connections, because servers refuse the replaced key.
+func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
+	now := k.current.Load()
+	key, ok := now.load().PrivateKey.(ed25519.PrivateKey)
+	if !ok {
+		return errors.New("the operator's key is not Ed25519")
+	}
+	secret, err := k.readSecret(ctx, k.KeySecret)
+	if err != nil {
+		return err
+	}
+	if secret == nil { // a user deleted it, and the next start needs it
+		if _, err := k.createKey(ctx, key); err != nil {
+			return err
+		}
+		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil || secret == nil {
+			return errors.Join(errors.New("read the operator's key again"), err)
+		}
+	}
+	next, err := k.nextKey(ctx, secret)
+	if err != nil {
+		return err
+	}
+	answer, err := renew(ctx, next.Public().(ed25519.PublicKey))
+	if err != nil {
+		return err
+	}
+	roots := k.roots.Load().with(answer.GetCaBundle())
+	identity, err := k.parseCertificate(next, roots, answer.GetCertificate())
+	if errors.Is(err, errOtherKey) { // of a server that does not replace keys
+		identity, err = k.parseCertificate(key, roots, answer.GetCertificate())
+	} else {
+		key = next
+	}
+	if err != nil {
+		return fmt.Errorf("unusable certificate from the server: %w", err)
+	}
+	// Accept a certificate that expires at the same time as the current one. Near the end of a CA's life, all its
+	// certificates expire together with the CA.
+	if identity.Leaf.NotAfter.Before(now.Leaf.NotAfter) {
+		return fmt.Errorf("the new certificate expires at %s, earlier than the current one",
+			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if err := k.storeCertificate(ctx, key, identity, answer.GetCaBundle()); err != nil {
+		return err
+	}
+	k.roots.Store(roots)
+	k.use(identity)
+	if err := k.replaceKey(ctx, secret, key); err != nil {
+		k.Log.Warn("the next start completes the renewal", "error", err)
+	}
+	k.Log.Info("renewed the operator's certificate", "expires", identity.Leaf.NotAfter)
+	return nil
 }

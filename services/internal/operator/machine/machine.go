@@ -10,9 +10,12 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -20,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
@@ -69,4 +73,147 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		return fmt.Errorf("controller of NstanceMachineTemplate: %w", err)
 	}
 	return nil
+}
+
+// Names of the indexes in the cache.
+const (
+	machineByInfrastructure = "nstance.dev/machine.infrastructure"
+	byShard                 = "nstance.dev/machine.shard"
+	byWaitingGroup          = "nstance.dev/machine.waiting-group"
+	byPool                  = "nstance.dev/machine.pool"
+)
+
+// indexes are the cache indexes that Setup adds.
+var indexes = []scope.Index{
+	scope.MachineByInstance,
+	{Object: &clusterv1.Machine{}, Field: machineByInfrastructure, Values: func(o client.Object) []string {
+		ref := o.(*clusterv1.Machine).Spec.InfrastructureRef
+		if ref.APIGroup != v1beta1.GroupVersion.Group || ref.Kind != "NstanceMachine" {
+			return nil
+		}
+		return []string{ref.Name}
+	}},
+	// A machine without a shard is indexed under the empty name.
+	{Object: &v1beta1.NstanceMachine{}, Field: byShard, Values: func(o client.Object) []string {
+		return []string{o.(*v1beta1.NstanceMachine).Spec.Shard}
+	}},
+	// Index only machines without an instance, because only they depend on the state of their group.
+	{Object: &v1beta1.NstanceMachine{}, Field: byWaitingGroup, Values: func(o client.Object) []string {
+		if m := o.(*v1beta1.NstanceMachine); m.Status.InstanceID == "" && !isPoolMachine(m) {
+			return []string{m.Spec.GroupRef.Name}
+		}
+		return nil
+	}},
+	{Object: &v1beta1.NstanceMachine{}, Field: byPool, Values: func(o client.Object) (names []string) {
+		for _, ref := range o.GetOwnerReferences() {
+			if ref.Kind == "NstanceMachinePool" {
+				names = append(names, ref.Name)
+			}
+		}
+		return names
+	}},
+}
+
+func isClusterAPIVersion(apiVersion string) bool {
+	return strings.HasPrefix(apiVersion, clusterv1.GroupVersion.Group+"/")
+}
+
+// requestsFor returns requests for the machines that the options select.
+func (r *Reconciler) requestsFor(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
+	return r.Requests(ctx, &v1beta1.NstanceMachineList{}, opts...)
+}
+
+// requestsForChange returns requests for the machines that a change on a shard may affect.
+func (r *Reconciler) requestsForChange(c shards.Change) []reconcile.Request {
+	ctx := context.Background() // only the cache is read
+	switch c.Kind {
+	case shards.ShardState:
+		return append(r.requestsFor(ctx, client.MatchingFields{byShard: c.Shard}),
+			r.requestsFor(ctx, client.MatchingFields{byShard: ""})...)
+	case shards.InstanceChanged, shards.DrainPending:
+		return r.requestsFor(ctx, client.MatchingFields{scope.MachineByInstance.Field: c.Instance})
+	case shards.GroupChanged:
+		return r.requestsFor(ctx, client.MatchingFields{byWaitingGroup: c.Group})
+	}
+	return nil
+}
+
+// requestsForMachine returns a request for the NstanceMachine that a Machine references.
+func (r *Reconciler) requestsForMachine(_ context.Context, o client.Object) []reconcile.Request {
+	ref := o.(*clusterv1.Machine).Spec.InfrastructureRef
+	if ref.APIGroup != v1beta1.GroupVersion.Group || ref.Kind != "NstanceMachine" {
+		return nil
+	}
+	return []reconcile.Request{r.Request(ref.Name)}
+}
+
+// requestsForPool returns requests for the machines of a pool.
+func (r *Reconciler) requestsForPool(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.requestsFor(ctx, client.MatchingFields{byPool: o.GetName()})
+}
+
+func (v *view) setCondition(d *decision, condition string, is bool, reason, message string) {
+	scope.SetCondition(&d.status.Conditions, v.machine.Generation, v.now.Time, condition, is, reason, message)
+}
+
+// setUncreated sets the conditions that say why there is no instance.
+func (v *view) setUncreated(d *decision, reason, message string) {
+	v.setCondition(d, v1beta1.InstanceCreatedCondition, false, reason, message)
+	v.setCondition(d, v1beta1.ReadyCondition, false, reason, message)
+}
+
+// maxProviderID is the longest provider ID that the API accepts.
+const maxProviderID = 512
+
+// updateStatus updates the status from an existing instance.
+func (v *view) updateStatus(d *decision, i *nstancev1.InstanceStatus) {
+	m, s := v.machine, &d.status
+	s.InstanceID = m.Spec.InstanceID
+	s.State = laterState(s.State, i.GetState())
+	s.FailureDomain = m.Spec.Shard
+	if addresses := addressesOf(i); len(addresses) > 0 {
+		s.Addresses = addresses
+	}
+	v.setCondition(d, v1beta1.InstanceCreatedCondition, true, v1beta1.CreatedReason, "")
+
+	provider := m.Spec.ProviderID
+	if id := i.GetProviderId(); provider == "" && id != "" && len(id) <= maxProviderID {
+		d.step, d.providerID, provider = stepKeep, id, id
+	}
+	// A registered instance has booted, even if the provider last reported "pending": the provider is asked only every
+	// few minutes.
+	running := i.GetProviderState() == "running" || i.GetProviderState() == "pending" && s.State == "registered"
+	if provider != "" && running {
+		s.Initialization.Provisioned = ptr.To(true)
+	}
+	// After a change of the leader, the health is "unknown" until the agent reports to the new leader. During this
+	// time, a ready instance stays ready.
+	healthy := i.GetHealth() == "healthy" || i.GetHealth() == "unknown" && s.Ready
+	s.Ready = running && healthy && s.State == "registered"
+	switch {
+	case s.Ready && provider != "":
+		v.setCondition(d, v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
+	case s.State == stateDeleting:
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
+	case s.State != "registered" || !running:
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForInstanceReason, "the instance is "+s.State+
+			", its VM is "+cmp.Or(i.GetProviderState(), "unknown"))
+	default:
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "the instance is "+
+			cmp.Or(i.GetHealth(), "unknown"))
+	}
+}
+
+// addressesOf returns the instance's host name and private addresses. External addresses are not known.
+func addressesOf(i *nstancev1.InstanceStatus) (out clusterv1.MachineAddresses) {
+	for _, a := range []clusterv1.MachineAddress{
+		{Type: clusterv1.MachineHostName, Address: i.GetHostname()},
+		{Type: clusterv1.MachineInternalIP, Address: i.GetIpv4()},
+		{Type: clusterv1.MachineInternalIP, Address: i.GetIpv6()},
+	} {
+		if a.Address != "" && len(a.Address) <= 256 {
+			out = append(out, a)
+		}
+	}
+	return out
 }

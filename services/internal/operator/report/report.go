@@ -8,6 +8,9 @@ package report
 
 import (
 	"context"
+	"regexp"
+	"strings"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -163,4 +166,19 @@ func (r *reporter) readObject(ctx context.Context, name string, object client.Ob
 		r.Log.Warn("failed to read object", "name", name, "error", err)
 	}
 	return found
+}
+
+// secrets matches PEM keys, JSON web tokens, and values with names such as "password".
+var secrets = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)` +
+	`|eyJ[A-Za-z0-9_-]{8,}(\.[A-Za-z0-9_-]*){1,2}` +
+	`|(?i:\b(token|secret|password|passwd|authorization|api[_-]?key)["']?\s*[=:]\s*["']?(bearer\s+|basic\s+)?)[^\s"',;&]+`)
+
+// sanitize turns a message into one line of limited length without secrets. The servers send no secrets, but the errors
+// of providers may contain some.
+func sanitize(message string) string {
+	message = secrets.ReplaceAllString(message, "[removed]")
+	message = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(message, ""), func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r)
+	}), " ")
+	return scope.Truncate(message)
 }

@@ -8,10 +8,20 @@ package infra
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"log/slog"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -232,4 +242,171 @@ type Verifier interface {
 	// Verify checks that everything the configuration names exists in the cloud and can be used as configured. A server
 	// does not start after an error of class [Invalid]. Other errors raise an alert.
 	Verify(ctx context.Context, shard *config.Shard) error
+}
+
+// Digest returns a hash of the request. Two requests with the same digest are equal. The digest is safe to store,
+// because it does not reveal the userdata. Digest fails if Args hold a value that JSON cannot represent.
+func (r CreateRequest) Digest() (string, error) {
+	type plain CreateRequest // without the redacting methods
+	raw, err := json.Marshal(plain(r))
+	if err != nil {
+		return "", fmt.Errorf("digest of create request: %w", err)
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// DecodeArgs copies args, which a cloud's contract has decoded and checked, into the request of the cloud's SDK. The
+// error lists all problems that the contract found.
+func DecodeArgs(decoded map[string]any, found []cloud.Problem, into any) error {
+	if err := JoinProblems(found, "args"); err != nil {
+		return err
+	}
+	// The decoded values have the types of the SDK's fields, and the API and the SDK name the fields alike. So JSON can
+	// copy the values.
+	text, err := json.Marshal(decoded)
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		return fmt.Errorf("args: %w", err)
+	}
+	return nil
+}
+
+// String describes the request without userdata and args.
+func (r CreateRequest) String() string {
+	return fmt.Sprintf("create %s type=%q subnet=%q userdata=[%d bytes]", r.Tags.Instance, r.InstanceType, r.Subnet,
+		len(r.Userdata))
+}
+
+// GoString returns [CreateRequest.String], so that %#v does not show userdata either.
+func (r CreateRequest) GoString() string { return r.String() }
+
+// LogValue returns [CreateRequest.String].
+func (r CreateRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
+// MarshalJSON always fails, so that no program stores a request with the nonce in its userdata. Store
+// [CreateRequest.Digest] instead.
+func (r CreateRequest) MarshalJSON() ([]byte, error) {
+	return nil, fmt.Errorf("%s: a create request holds a nonce and is not to be written down", r)
+}
+
+// Names of tags. A cloud adds its own prefix to them. [Tags.Values] has the others.
+const (
+	TagCluster    = "cluster"
+	TagShard      = "shard"
+	TagInstanceID = "instance-id"
+)
+
+// Values returns the tags as texts by their names. They depend only on t, so that a repeated request has the same
+// bytes.
+func (t Tags) Values() map[string]string {
+	values := map[string]string{
+		TagCluster: t.Cluster, TagShard: t.Shard, TagInstanceID: t.Instance.String(), "tenant": t.Tenant,
+		"term": strconv.FormatUint(t.Term, 10), "infra-hash": t.InfraHash, "group": t.Group, "template": t.Template,
+		"kind": t.Kind, "on-demand": strconv.FormatBool(t.OnDemand),
+	}
+	if !t.CreatedAt.IsZero() {
+		values["created-at"] = t.CreatedAt.UTC().Format(time.RFC3339Nano)
+	}
+	if t.Spot {
+		values["spot"] = "true"
+	}
+	return values
+}
+
+// ParseTags parses texts that [Tags.Values] has returned. The function value returns the text with a name, or "". If a
+// text cannot be parsed, ParseTags leaves out the field and names it in the warning.
+func ParseTags(value func(name string) string) (t Tags, warning string) {
+	t = Tags{Owner: Owner{Cluster: value(TagCluster), Shard: value(TagShard)}, Tenant: value("tenant"),
+		InfraHash: value("infra-hash"), Group: value("group"), Template: value("template"), Kind: value("kind"),
+		OnDemand: value("on-demand") == "true", Spot: value("spot") == "true"}
+	var warnings []string
+	warn := func(name string, err error) {
+		if err != nil {
+			warnings = append(warnings, fmt.Sprintf("tag %s: %v", name, err))
+		}
+	}
+	var err error
+	t.Instance, err = ident.ParseID(value(TagInstanceID))
+	warn(TagInstanceID, err)
+	t.Term, err = strconv.ParseUint(value("term"), 10, 64)
+	warn("term", err)
+	if text := value("on-demand"); text != "true" && text != "false" && text != "" {
+		warn("on-demand", fmt.Errorf("%q is neither true nor false", text))
+	}
+	if text := value("created-at"); text != "" {
+		t.CreatedAt, err = time.Parse(time.RFC3339Nano, text)
+		t.CreatedAt = t.CreatedAt.UTC()
+		warn("created-at", err)
+	}
+	return t, strings.Join(warnings, "; ")
+}
+
+// Images is an optional capability: it looks up a machine image by a query.
+type Images interface {
+	Resolve(ctx context.Context, q ImageQuery) (string, error)
+}
+
+// ImageQuery has the fields of an image entry in the shard configuration.
+type ImageQuery struct {
+	Owners  []string
+	Filters map[string][]string
+	Sort    string
+	Newest  bool
+}
+
+// String describes the query in one line.
+func (q ImageQuery) String() string {
+	var parts []string
+	if len(q.Owners) > 0 {
+		parts = append(parts, "owned by "+strings.Join(q.Owners, ", "))
+	}
+	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {
+		parts = append(parts, name+" = "+strings.Join(q.Filters[name], " | "))
+	}
+	return "(" + strings.Join(parts, "; ") + ")"
+}
+
+// Image is one of the images that match a query.
+type Image struct {
+	ID, Name  string
+	CreatedAt time.Time
+}
+
+// Choose returns the ID of the image that is first in the order of the query. It fails as [NotFound] if there is none.
+func (q ImageQuery) Choose(what string, images []Image) (string, error) {
+	compare := func(a, b Image) int { return a.CreatedAt.Compare(b.CreatedAt) }
+	switch q.Sort {
+	case "", "creation-date":
+	case "name":
+		compare = func(a, b Image) int { return cmp.Compare(a.Name, b.Name) }
+	default:
+		return "", Errorf(Invalid, what, "images cannot be sorted by %q", q.Sort)
+	}
+	if len(images) == 0 {
+		return "", Errorf(NotFound, what, "no available image matches")
+	}
+	order := func(a, b Image) int { return cmp.Or(compare(a, b), cmp.Compare(a.ID, b.ID)) }
+	if q.Newest {
+		return slices.MaxFunc(images, order).ID, nil
+	}
+	return slices.MinFunc(images, order).ID, nil
+}
+
+// Answers checks with the kernel that an address belongs to this machine, and that it can be used: a program can listen
+// on it and connect to it. The check sends no packets to other machines.
+func Answers(ctx context.Context, addr netip.Addr) error {
+	var cfg net.ListenConfig
+	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
+	if err != nil {
+		return fmt.Errorf("%s cannot be used yet: %w", addr, err)
+	}
+	defer listener.Close()
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
+	if err != nil {
+		return fmt.Errorf("%s does not answer: %w", addr, err)
+	}
+	return conn.Close()
 }

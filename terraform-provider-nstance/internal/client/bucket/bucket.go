@@ -8,6 +8,7 @@ package bucket
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"golang.org/x/sync/errgroup"
 
@@ -367,4 +369,169 @@ func Advice(err error) string {
 	}
 	return "Check the provider's storage (bucket, region, endpoint, prefix, credentials) and encryption_key, that " +
 		"the store can be reached from here and that you may read and write there; then run this again."
+}
+
+// CheckHome returns a *[clusterstate.NotHomeError] if no server leads the shard in this bucket, because it is a copy of
+// the shard's home. It returns nil if the home cannot be read, or if only its endpoint differs: servers may reach the
+// same bucket at another endpoint.
+func (c *Connection) CheckHome(ctx context.Context, shard string) error {
+	state, err := c.Shard(ctx, "", shard)
+	if err != nil {
+		return nil //nolint:nilerr // the caller's own access to the bucket reports it
+	}
+	home, _, err := state.ReadHome(ctx)
+	if err != nil {
+		return nil //nolint:nilerr // there may be no home yet, or this user may not read it
+	}
+	at, err := open.Canonical(ctx, *c.settings.Storage)
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	if here := clusterstate.BucketAt(at); !home.MayBe(here) {
+		return &clusterstate.NotHomeError{Shard: shard, Home: home, Here: here}
+	}
+	return nil
+}
+
+// NotHome describes an error of [Connection.CheckHome] to users. If err is not a *[clusterstate.NotHomeError], the
+// result is false.
+func (c *Connection) NotHome(err error) (failure diagnostic.Failure, ok bool) {
+	var other *clusterstate.NotHomeError
+	if !errors.As(err, &other) {
+		return failure, false
+	}
+	command := "nstance-admin cluster restore"
+	if other.Here.Provider != open.Names()[0] {
+		command += " --storage-provider " + other.Here.Provider
+	}
+	command += " --storage-bucket " + other.Here.Name
+	if other.Here.Prefix != "" {
+		command += " --storage-prefix " + other.Here.Prefix
+	}
+	return diagnostic.Failure{
+		What: "The bucket is not the home of shard " + other.Shard, Where: c.Place(keys.Home(other.Shard)),
+		Why: fmt.Errorf("the home is %s, but this is %s: no server leads here, and nothing that is written here takes "+
+			"effect", other.Home, other.Here),
+		Do: "To manage the shard, set the provider's storage to its home. To make this bucket the home, first stop " +
+			"the servers that use the present home, then run " + command + ".",
+	}, true
+}
+
+// location is the part of the bucket's location that a private state remembers. The endpoint is not part of it, because
+// the same bucket may have several.
+type location struct{ Provider, Bucket, Prefix string }
+
+func (l location) String() string {
+	text := fmt.Sprintf("%s bucket %q", l.Provider, l.Bucket)
+	if l.Provider == "file" {
+		text = "directory " + l.Bucket
+	}
+	if l.Prefix != "" {
+		text += ", prefix " + l.Prefix
+	}
+	return text
+}
+
+// memory is the private state of a resource.
+type memory interface {
+	GetKey(ctx context.Context, key string) ([]byte, diag.Diagnostics)
+	SetKey(ctx context.Context, key string, value []byte) diag.Diagnostics
+}
+
+// locationKey is the key of the [location] in a private state.
+const locationKey = "location"
+
+// Remember stores the bucket's location in the private state of a resource. Call it after a successful create.
+func (c *Connection) Remember(ctx context.Context, private memory) diag.Diagnostics {
+	at := c.location()
+	if at == nil {
+		return nil
+	}
+	text, err := json.Marshal(at)
+	if err != nil {
+		return diag.Diagnostics{diag.NewErrorDiagnostic("Cannot store the location of the bucket", err.Error())}
+	}
+	return private.SetKey(ctx, locationKey, text)
+}
+
+func (c *Connection) location() *location {
+	if !c.Known() || c.settings.Storage == nil {
+		return nil
+	}
+	at := c.settings.Storage
+	return &location{at.Provider, at.Bucket, strings.Trim(at.Prefix, "/")}
+}
+
+// AfterRead completes the read of a resource. If the resource was not found, and was in another bucket before,
+// AfterRead adds an error. Otherwise the next apply would make a second one, while the first one still has servers
+// and VMs. If the resource was found, AfterRead remembers the bucket.
+func (c *Connection) AfterRead(ctx context.Context, resp *resource.ReadResponse) {
+	at := c.location()
+	if at == nil {
+		return
+	}
+	missing := resp.State.Raw.IsNull()
+	if !missing && !resp.Diagnostics.HasError() {
+		resp.Diagnostics.Append(c.Remember(ctx, resp.Private)...)
+		return
+	}
+	text, diags := resp.Private.GetKey(ctx, locationKey)
+	var before location
+	if diags.HasError() || json.Unmarshal(text, &before) != nil || before == *at {
+		return
+	}
+	why := fmt.Errorf("the provider's storage is now the %s", at)
+	if missing {
+		why = fmt.Errorf("%w, which does not have it", why)
+	}
+	resp.Diagnostics.Append(diagnostic.Failure{
+		What: "The resource is in another bucket", Where: before.String(),
+		Why: why,
+		Do: "Set the provider's storage to that bucket again: a bucket cannot be renamed. To move the cluster, stop " +
+			"its servers, copy all objects to the new bucket, make that bucket the home of the shards with " +
+			"nstance-admin cluster restore, and plan again.",
+	}.Error())
+}
+
+// SecretsStore identifies the store of a cluster's secrets.
+type SecretsStore struct{ Provider, Prefix, ProjectID string }
+
+// StoreOf returns the store that settings name.
+func StoreOf(settings config.Secrets) SecretsStore {
+	if settings.Provider == "" || settings.Provider == config.ObjectStorage {
+		return SecretsStore{Provider: config.ObjectStorage} // which has no prefix
+	}
+	return SecretsStore{settings.Provider, settings.Prefix, settings.ProjectID}
+}
+
+// String describes the store for messages.
+func (s SecretsStore) String() string {
+	text := s.Provider
+	if s.ProjectID != "" {
+		text += ", project " + s.ProjectID
+	}
+	if s.Prefix != "" {
+		text += ", prefix " + s.Prefix
+	}
+	return text
+}
+
+// CanUse reports whether servers can use the store of secrets that a configuration names: they find the CA's key in it,
+// or the cluster has no CA yet. The result is false if the store is not that in the provider's settings, or if it
+// cannot be read.
+func (c *Connection) CanUse(ctx context.Context, cluster config.Cluster) (ok bool) {
+	c.Glance(ctx, func(ctx context.Context) {
+		state, err := c.Shard(ctx, cluster.ID, "")
+		if err != nil {
+			return
+		}
+		// If the cluster has another bucket, this one does not show whether there is a CA.
+		_, err = state.UnverifiedCABundle(ctx)
+		ok = cluster.Storage == nil && errors.Is(err, objstore.ErrNotFound)
+		if !ok && !c.settings.StoreUnknown && StoreOf(c.settings.Secrets) == StoreOf(cluster.Secrets) {
+			ok, err = c.HasSecret(ctx, cluster.ID, secretstore.CAKey)
+			ok = ok && err == nil
+		}
+	})
+	return ok
 }

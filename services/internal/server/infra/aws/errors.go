@@ -4,10 +4,17 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/middleware"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -260,4 +267,213 @@ func classify(what, call string, tries *attempts, err error) error {
 // refused makes an Invalid error for a mistake that is found before the provider sends anything.
 func refused(what, format string, args ...any) error {
 	return infra.Errorf(infra.Invalid, what, format, args...)
+}
+
+// attempts counts the outcomes of the attempts at one call. The SDK repeats calls, but returns only the last error.
+type attempts struct {
+	mu        sync.Mutex
+	sent      int
+	turned    int  // attempts that were throttled
+	ambiguous bool // an attempt failed but may have had an effect
+}
+
+type attemptsKey struct{}
+
+// withAttempts returns a context for a call, and the attempts that the context records.
+func withAttempts(ctx context.Context) (context.Context, *attempts) {
+	a := &attempts{}
+	return context.WithValue(ctx, attemptsKey{}, a), a
+}
+
+func attemptsOf(ctx context.Context) *attempts {
+	a, _ := ctx.Value(attemptsKey{}).(*attempts)
+	return a
+}
+
+// result returns how many attempts were sent, how many of those were throttled, and whether a failed attempt may have
+// had an effect.
+func (a *attempts) result() (sent, turned int, ambiguous bool) {
+	if a == nil {
+		return 0, 0, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sent, a.turned, a.ambiguous
+}
+
+func (a *attempts) send() {
+	if a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.sent++
+	}
+}
+
+func (a *attempts) turnAway() {
+	if a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.turned++
+	}
+}
+
+func (a *attempts) doubt() {
+	if a != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.ambiguous = true
+	}
+}
+
+// watch adds two middleware functions to a client's stack. The first runs inside the SDK's retry loop and records the
+// outcome of each attempt. The second records each request that is sent. watch calls throttled for every throttled
+// attempt.
+func watch(throttled func(call string)) func(*middleware.Stack) error {
+	return func(stack *middleware.Stack) error {
+		outcome := middleware.FinalizeMiddlewareFunc("NstanceOutcome",
+			func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (
+				middleware.FinalizeOutput, middleware.Metadata, error,
+			) {
+				tries := attemptsOf(ctx)
+				before, _, _ := tries.result()
+				out, metadata, err := next.HandleFinalize(ctx, in)
+				if err == nil {
+					return out, metadata, nil
+				}
+				after, _, _ := tries.result()
+				code := codeOf(err)
+				switch class := classOf(code, statusOf(err)); {
+				case class == infra.Throttled:
+					tries.turnAway()
+					throttled(awsmiddleware.GetOperationName(ctx))
+				case after > before && (code == "" || class == infra.Indeterminate):
+					tries.doubt()
+				}
+				return out, metadata, err
+			})
+		if err := stack.Finalize.Insert(outcome, "Retry", middleware.After); err != nil {
+			return err
+		}
+		return stack.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NstanceSent",
+			func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (
+				middleware.DeserializeOutput, middleware.Metadata, error,
+			) {
+				attemptsOf(ctx).send()
+				return next.HandleDeserialize(ctx, in)
+			}), middleware.After)
+	}
+}
+
+// limitedError means that an attempt was not sent. After earlier throttling, the SDK's adaptive retry mode delayed the
+// attempt, and the deadline passed during this delay.
+type limitedError struct{ err error }
+
+func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }
+func (e *limitedError) Unwrap() error { return e.err }
+
+// limited is a retryer that returns limitedError if the deadline passes while it delays an attempt.
+type limited struct{ sdk.RetryerV2 }
+
+// GetAttemptToken implements aws.RetryerV2.
+func (l limited) GetAttemptToken(ctx context.Context) (func(error) error, error) {
+	release, err := l.RetryerV2.GetAttemptToken(ctx)
+	if err != nil && ctx.Err() == context.DeadlineExceeded {
+		err = &limitedError{err}
+	}
+	return release, err
+}
+
+// quotaOf returns the quota that a refused call exceeded, by its name in Service Quotas for EC2 and VPC, or "".
+// Sources: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html#throttling-increase and
+// https://docs.aws.amazon.com/general/latest/gr/ec2-service.html#limits_ec2.
+func quotaOf(call, code, instanceType string) string {
+	switch code {
+	case "RequestLimitExceeded":
+		return call + " request bucket refill rate"
+	case "ResourceLimitExceeded":
+		return call + " resource bucket refill rate"
+	case "VcpuLimitExceeded":
+		return "Running On-Demand " + familyOf(instanceType) + " instances"
+	case "MaxSpotInstanceCountExceeded":
+		return "All " + familyOf(instanceType) + " Spot Instance Requests"
+	case "NetworkInterfaceLimitExceeded":
+		return "Network interfaces per Region"
+	}
+	return ""
+}
+
+// familyOf returns the name of the family of instance types that share one vCPU quota with the given type.
+func familyOf(instanceType string) string {
+	for _, family := range []struct{ prefix, name string }{
+		{"hpc", "HPC"}, {"inf", "Inf"}, {"trn", "Trn"}, {"dl", "DL"}, {"vt", "G and VT"}, {"u-", "High Memory"},
+		{"u7", "High Memory"}, {"f", "F"}, {"g", "G and VT"}, {"p", "P"}, {"x", "X"},
+	} {
+		if strings.HasPrefix(instanceType, family.prefix) {
+			return family.name
+		}
+	}
+	return "Standard (A, C, D, H, I, M, R, T, Z)"
+}
+
+// withQuota adds the name of the exceeded quota to the error of a refused create.
+func withQuota(err error, instanceType string) error {
+	e, classed := errors.AsType[*infra.Error](err)
+	cause, coded := errors.AsType[*awsError](err)
+	if classed && coded && e.Quota == "" {
+		e.Quota = quotaOf(cause.call, cause.code, instanceType)
+	}
+	return err
+}
+
+// permissions returns which IAM actions a call needs, in words.
+func permissions(call string) string {
+	i := slices.IndexFunc(Calls, func(c Call) bool { return c.Name == call })
+	if i < 0 {
+		return ""
+	}
+	return call + " needs " + strings.Join(Calls[i].Actions, ", ")
+}
+
+// volumeKeys returns the KMS keys that a request names for its volumes.
+func volumeKeys(in *ec2.RunInstancesInput) (keys []string) {
+	for _, device := range in.BlockDeviceMappings {
+		if device.Ebs != nil && deref(device.Ebs.KmsKeyId) != "" {
+			keys = append(keys, *device.Ebs.KmsKeyId)
+		}
+	}
+	return keys
+}
+
+// rememberKeys remembers the KMS keys of a group's latest request, because EC2 does not name a key that it cannot use.
+func (p *Provider) rememberKeys(tags *infra.Tags, keys []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keys == nil {
+		p.keys = map[[2]string][]string{}
+	}
+	p.keys[[2]string{tags.Tenant, tags.Group}] = keys
+}
+
+// describe translates an instance to an infra.VM. If the instance ended because of a KMS key, EndReason names the key.
+func (p *Provider) describe(instance types.Instance) infra.VM {
+	vm := describe(instance)
+	// EC2 gives this reason if the caller has no permission for the KMS key of a volume.
+	// https://repost.aws/knowledge-center/kms-iam-ec2-permission
+	denied := strings.HasPrefix(vm.EndReason, "Client.InternalError")
+	if !denied && !strings.Contains(vm.EndReason, "KMS") {
+		return vm
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	keys := strings.Join(p.keys[[2]string{vm.Tags.Tenant, vm.Tags.Group}], ", ")
+	switch {
+	case denied && keys != "":
+		vm.EndReason += " (the servers' role may not use KmsKeyId " + keys + ", or there is no such key)"
+	case denied:
+	case keys == "":
+		vm.EndReason += " (args name no KmsKeyId: it is the key of the image's snapshot, or the default key for EBS)"
+	default:
+		vm.EndReason += " (KmsKeyId " + keys + ")"
+	}
+	return vm
 }

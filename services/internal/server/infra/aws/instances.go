@@ -3,6 +3,8 @@ package aws
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
@@ -275,3 +278,224 @@ func endedBy(instance types.Instance) string {
 	}
 	return deref(cmp.Or(reason.Message, reason.Code))
 }
+
+// maxUserdata is the maximum size of userdata in bytes, before it is encoded.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
+const maxUserdata = 16 << 10
+
+// runInstances makes the request for one VM. The request depends only on the arguments: EC2 answers a repeated client
+// token with the same VM only if all other parameters are the same too.
+func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
+	if req.InstanceType == "" || req.Subnet == "" {
+		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
+	}
+	in, err := decodeArgs(req.Args)
+	if err != nil {
+		return nil, err
+	}
+	if in.ImageId == nil && in.LaunchTemplate == nil {
+		return nil,
+			fmt.Errorf(
+				"args.ImageId: is missing; a template such as {{ .Image.name }} takes it from the shard's images")
+	}
+	userdata, err := encodeUserdata(req.Userdata)
+	if err != nil {
+		return nil, err
+	}
+	in.MinCount, in.MaxCount = sdk.Int32(1), sdk.Int32(1)
+	in.ClientToken = sdk.String(req.Tags.Instance.String())
+	in.InstanceType = types.InstanceType(req.InstanceType)
+	in.UserData = userdata
+	place(in, req.Subnet, zone)
+
+	if in.MetadataOptions == nil {
+		in.MetadataOptions = &types.InstanceMetadataOptionsRequest{}
+	}
+	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
+	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
+	if in.MetadataOptions.HttpPutResponseHopLimit == nil {
+		// Containers on the VM are one network hop further away. With a limit of one hop, they cannot read the userdata
+		// with the nonce.
+		in.MetadataOptions.HttpPutResponseHopLimit = sdk.Int32(1)
+	}
+	if in.InstanceInitiatedShutdownBehavior == "" {
+		// If a VM shuts down, EC2 must terminate it. The leader creates a replacement in any case, and a VM that is
+		// only stopped would still cost money.
+		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
+	}
+	if req.Tags.Spot {
+		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot,
+			SpotOptions: &types.SpotMarketOptions{SpotInstanceType: types.SpotInstanceTypeOneTime,
+				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate}}
+	}
+	spot := in.InstanceMarketOptions != nil && in.InstanceMarketOptions.MarketType == types.MarketTypeSpot
+	in.TagSpecifications, err = tagSpecifications(encodeTags(req.Tags), in.TagSpecifications, spot)
+	if err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// place puts the instance into the subnet. It sets the zone too, so that EC2 refuses a subnet of another zone. A client
+// token is valid in one zone only, so all calls of a shard must be for the same zone.
+// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
+func place(in *ec2.RunInstancesInput, subnet, zone string) {
+	if in.Placement == nil {
+		in.Placement = &types.Placement{}
+	}
+	in.Placement.AvailabilityZone = sdk.String(zone)
+	if len(in.NetworkInterfaces) == 0 {
+		in.SubnetId = sdk.String(subnet)
+		return
+	}
+	// If the request has network interfaces, EC2 requires the subnet in the interfaces, not in the instance.
+	if first := &in.NetworkInterfaces[primaryInterface(in.NetworkInterfaces)]; first.DeviceIndex == nil {
+		first.DeviceIndex = sdk.Int32(0)
+	}
+	for i := range in.NetworkInterfaces {
+		if in.NetworkInterfaces[i].SubnetId == nil {
+			in.NetworkInterfaces[i].SubnetId = sdk.String(subnet)
+		}
+	}
+}
+
+// primaryInterface returns the position of the interface with device index 0, or 0 if no interface has it. The checks
+// of args guarantee that an interface has index 0, or that the first interface has no index.
+func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
+	i := slices.IndexFunc(list, func(n types.InstanceNetworkInterfaceSpecification) bool {
+		return n.DeviceIndex != nil && *n.DeviceIndex == 0
+	})
+	return max(i, 0)
+}
+
+// encodeUserdata encodes userdata in base64 for the API. If the configuration has encoded the userdata already
+// (encoding base64 or gzip+base64), encodeUserdata does not encode it again. Userdata that is valid base64 is already
+// encoded: all other forms that cloud-init knows have a # or a : in their first line.
+func encodeUserdata(userdata []byte) (*string, error) {
+	if len(userdata) == 0 {
+		return nil, nil //nolint:nilnil // no userdata is a possible answer
+	}
+	raw := userdata
+	if decoded, err := base64.StdEncoding.Strict().DecodeString(string(userdata)); err == nil {
+		raw = decoded
+	}
+	if len(raw) > maxUserdata {
+		return nil, fmt.Errorf("userdata: %d bytes, EC2 takes at most %d", len(raw), maxUserdata)
+	}
+	return sdk.String(base64.StdEncoding.EncodeToString(raw)), nil
+}
+
+// decodeArgs returns a request with the values of rendered args. The error lists all problems, each with its path.
+func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
+	in := &ec2.RunInstancesInput{}
+	decoded, found := contract.DecodeArgs(args, false)
+	if err := infra.DecodeArgs(decoded, found, in); err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// deref returns the value that p points to, or the zero value if p is nil.
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// Tags of every resource that the provider makes, besides the tags of [infra.Tags.Values]. IAM policies and cost
+// reports use these names.
+const (
+	tagPrefix  = contract.TagPrefix
+	tagManaged = tagPrefix + "managed"
+	tagName    = "Name" // shown in the console; args may set another value
+	managed    = "true"
+)
+
+// maxTags is the maximum number of tags of one resource.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+const maxTags = 50
+
+// encodeTags returns the tags of a VM. They depend only on t, so that a repeated request has the same bytes.
+func encodeTags(t infra.Tags) map[string]string {
+	tags := map[string]string{tagManaged: managed, tagName: t.Instance.String()}
+	for name, value := range t.Values() {
+		tags[tagPrefix+name] = value
+	}
+	return tags
+}
+
+// decodeTags parses the tags of a VM. It leaves out values that cannot be parsed and lists them in the warning.
+func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
+	tags := make(map[string]string, len(list))
+	for _, tag := range list {
+		tags[deref(tag.Key)] = deref(tag.Value)
+	}
+	return infra.ParseTags(func(name string) string { return tags[tagPrefix+name] })
+}
+
+// tagSpecifications returns the tags to set together with the instance. Every resource in ourResources gets the
+// provider's tags, and also the tags in args. If both set a tag, the provider's value takes precedence, except for the
+// tag Name. The order is deterministic.
+func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification,
+	error) {
+	resources := slices.Clone(ourResources)
+	if !spot {
+		resources = resources[:len(resources)-1]
+	}
+	byResource := map[types.ResourceType]map[string]string{}
+	for _, resource := range resources {
+		byResource[resource] = map[string]string{tagName: mine[tagName]}
+	}
+	// A spot request has the tags of its instance, unless args have others for it.
+	if spot && !slices.ContainsFunc(fromArgs, ofResource(types.ResourceTypeSpotInstancesRequest)) {
+		if i := slices.IndexFunc(fromArgs, ofResource(types.ResourceTypeInstance)); i >= 0 {
+			fromArgs = append(slices.Clone(fromArgs), types.TagSpecification{
+				ResourceType: types.ResourceTypeSpotInstancesRequest, Tags: fromArgs[i].Tags})
+		}
+	}
+	for _, spec := range fromArgs {
+		if byResource[spec.ResourceType] == nil {
+			byResource[spec.ResourceType] = map[string]string{}
+			resources = append(resources, spec.ResourceType)
+		}
+		for _, tag := range spec.Tags {
+			byResource[spec.ResourceType][deref(tag.Key)] = deref(tag.Value)
+		}
+	}
+	var out []types.TagSpecification
+	for _, resource := range resources {
+		tags := byResource[resource]
+		if slices.Contains(ourResources, resource) {
+			for key, value := range mine {
+				if key != tagName {
+					tags[key] = value
+				}
+			}
+		}
+		if len(tags) > maxTags {
+			return nil, fmt.Errorf("%d tags on %s, at most %d are possible", len(tags), resource, maxTags)
+		}
+		spec := types.TagSpecification{ResourceType: resource}
+		for key, value := range tags {
+			if err := contract.CheckTag(key, value); err != nil {
+				return nil, err
+			}
+			spec.Tags = append(spec.Tags, types.Tag{Key: &key, Value: &value})
+		}
+		slices.SortFunc(spec.Tags, func(a, b types.Tag) int { return cmp.Compare(*a.Key, *b.Key) })
+		if len(spec.Tags) > 0 {
+			out = append(out, spec)
+		}
+	}
+	return out, nil
+}
+
+// ofResource returns a function that reports whether a specification is for a type of resource.
+func ofResource(kind types.ResourceType) func(types.TagSpecification) bool {
+	return func(spec types.TagSpecification) bool { return spec.ResourceType == kind }
+}
+
+// ourResources lists the resources that a create makes and tags. The last resource exists for spot instances only.
+var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume,
+	types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}

@@ -4,16 +4,22 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
@@ -156,4 +162,49 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	}
 	// Create the log here with mode 0600. The process that writes the log opens it later, with the user's umask.
 	return os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600)
+}
+
+func (p *Provider) nodePath(id ident.ID) string {
+	return filepath.Join(p.options.NodesDir, id.String()+".json")
+}
+
+// writeNode registers the VM as a ready Node of dev-k8s, if NodesDir is set. The Node has the fields that dev-k8s and
+// the operator read.
+// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1/
+func (p *Provider) writeNode(d document) error {
+	if p.options.NodesDir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(p.options.NodesDir, 0o755); err != nil {
+		return err
+	}
+	at := d.LaunchedAt.Truncate(time.Second) // Kubernetes times have a resolution of one second
+	name := d.Instance.String()
+	type object = map[string]any
+	n := object{"apiVersion": "v1", "kind": "Node",
+		"metadata": object{"name": name, "uid": d.Instance.Storage()[:36], "creationTimestamp": at,
+			"labels": object{"kubernetes.io/hostname": d.Hostname}},
+		"spec": object{"providerID": providerID(d.Instance)},
+		"status": object{
+			"conditions": []object{{"type": "Ready", "status": "True", "reason": "KubeletReady",
+				"lastHeartbeatTime": at, "lastTransitionTime": at}},
+			"addresses": []object{{"type": "InternalIP", "address": loopback},
+				{"type": "Hostname", "address": d.Hostname}},
+		}}
+	raw, err := json.MarshalIndent(n, "", "  ")
+	if err != nil {
+		return err
+	}
+	return renameio.WriteFile(p.nodePath(d.Instance), append(raw, '\n'), 0o644)
+}
+
+// removeNode removes the Node that writeNode wrote.
+func (p *Provider) removeNode(id ident.ID) error {
+	if p.options.NodesDir == "" {
+		return nil
+	}
+	if err := os.Remove(p.nodePath(id)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -136,3 +136,116 @@ func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/10
 // milliseconds of transmission. takeoverWait adds only 6 %: a lease is longer than a promise, so a smaller share of it
 // covers the same milliseconds.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }
+
+// longestAttempt is the longest time for one request to the store by a process that has no authority. It is above the
+// request_timeout that servers have by default.
+const longestAttempt = 30 * time.Second
+
+// RequestTimeout returns the time after which a request to the store that is sent now counts as failed. A process
+// without authority waits twice as long as one of its last requests took, at least an eighth of the lease and at most
+// longestAttempt. A leader waits for three quarters of the time until its lease ends, or longer if a process without
+// authority would, but not beyond that end. The rest is for another attempt, because the first one may have been lost.
+func (e Elector) RequestTimeout(now Instant) time.Duration {
+	timeout := max(e.opt.Lease/8, min(2*e.slowest, longestAttempt))
+	if e.role != Leader {
+		return timeout
+	}
+	remaining := e.leaseEnd().Sub(now)
+	return max(remaining*3/4, min(timeout, remaining))
+}
+
+// Latency returns how long the slowest of the last requests to the store took, and the longest time that a renewal of
+// the present lease may take. A leader that waits longer for the answer to a renewal loses its authority. It may also
+// lose it after three quarters of that time if its last requests were fast (see RequestTimeout). The limit is zero for
+// a process that does not lead.
+func (e Elector) Latency() (slowest, limit time.Duration) {
+	if e.role == Leader {
+		limit = authorityPeriod(e.lease) - e.renewInterval()
+	}
+	return e.slowest, limit
+}
+
+// recordLatency records how long the request took that has just been answered or given up. Requests that are fast
+// compared with the lease count as zero. A slow request is forgotten gradually, within about twenty fast ones.
+func (e *Elector) recordLatency(now Instant) {
+	took := min(now.Sub(e.sentAt), longestAttempt)
+	if e.slowest -= e.slowest / 8; e.slowest < e.opt.Lease/40 {
+		e.slowest = 0
+	}
+	if took >= e.opt.Lease/40 {
+		e.slowest = max(e.slowest, took)
+	}
+}
+
+// leaseWithoutHeir returns the lease of a lock that names no heir. If the store is so slow that a renewal could miss
+// the end of the short lease, it is the lease of a lock with an heir, to which other servers may have to wait anyway.
+func (e *Elector) leaseWithoutHeir() time.Duration {
+	if e.opt.PeerLease > 0 && 2*e.slowest > authorityPeriod(e.opt.Lease)-e.opt.Renew {
+		return e.opt.HeirLease
+	}
+	return e.opt.Lease
+}
+
+// leaseEnd returns the time until which the lease permits a leader to act. While the result of a write is unknown, the
+// store may hold the old or the new version of the lock, so the lease that ends first decides.
+func (e *Elector) leaseEnd() Instant {
+	until := e.leaseFrom.Add(authorityPeriod(e.lease))
+	if e.write.attempts > 0 {
+		until = min(until, e.write.began.Add(authorityPeriod(e.write.lock.Lease())))
+	}
+	return until
+}
+
+// givenPromise is a standby's promise not to write the lock before the time `until`. The promise is for the leader of
+// one term. A promise to an earlier leader remains in force, so a new promise never makes `until` earlier.
+type givenPromise struct {
+	to    Peer
+	term  uint64
+	until Instant
+	ended bool // the leader has handed over: it gets no further promise
+}
+
+// answerHeartbeat takes the leader's version of the lock from a heartbeat and answers the heartbeat with a promise.
+func (e *Elector) answerHeartbeat(now Instant, h Heartbeat, d *Decision) {
+	if e.opt.PeerLease == 0 || h.Standby != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation ||
+		h.Lock.Term != h.Term || h.Length <= 0 {
+		return
+	}
+	switch {
+	case e.role == Leader && h.Term > e.term:
+		e.highestTerm = max(e.highestTerm, h.Term)
+		e.endLeadership(ReasonTerm, d)
+		return
+	case e.role != Standby || h.Term < e.seen.lock.Term:
+		return
+	case e.pending == write || e.write.attempts > 0:
+		return // a server makes no promises while its own takeover write may still succeed
+	case e.promise.ended && e.promise.to == h.Leader && e.promise.term == h.Term:
+		return
+	}
+	if e.seen.presence == present && h.Lock.Revision > e.seen.lock.Revision {
+		e.readBegan = now
+		e.observe(now, observedLock{presence: present, lock: h.Lock, token: h.Token})
+	}
+	e.promise = givenPromise{to: h.Leader, term: h.Term, until: max(e.promise.until, now.Add(promiseHold(h.Length)))}
+	e.broken = brokenLink{}
+	e.readAt = e.promise.until // the heartbeats replace reads until they stay away
+	d.add(Send{To: h.Leader, Message: Promise{Leader: h.Leader, Standby: h.Standby, Term: h.Term, Beat: h.Beat,
+		Length: h.Length}})
+}
+
+// acceptHandover ends the promise to a leader that has stopped.
+func (e *Elector) acceptHandover(now Instant, h Handover) {
+	if h.Standby == e.self.Peer() && h.Leader == e.promise.to && h.Term == e.promise.term {
+		e.promise.until, e.promise.ended = now, true
+		e.readAt = now // the lock may name this process as heir in a version that it has not seen yet
+	}
+}
+
+// isHeir reports whether this process is the heir: the lock that was seen last names it as heir, and it has made a
+// promise to the holder in this term. A restarted process is not the heir, because the lock names its earlier
+// incarnation.
+func (e *Elector) isHeir() bool {
+	lock := e.seen.lock
+	return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term
+}
