@@ -80,6 +80,10 @@ func (c *checker) group(spec GroupSpec, path string) {
 		_, err := ParseLimit(spec.MaxUnhealthy)
 		c.err(ChildPath(path, "max_unhealthy"), err)
 	}
+	if r := spec.Rollout; r != nil && r.OnHalt == OnHaltRollback && r.HaltOnFailures == 0 {
+		c.add(ChildPath(ChildPath(path, "rollout"), "on_halt"), "has no effect without halt_on_failures").hint =
+			"set halt_on_failures to the number of failures that halts a rollout, such as 2"
+	}
 	if spec.Disruption != nil {
 		for i, text := range spec.Disruption.Windows {
 			_, err := ParseWindow(text)

@@ -29,14 +29,8 @@ type (
 )
 
 func (s *Shard) runtimeHash(g Group) string {
-	in := runtimeInput{Vars: g.Vars, Files: g.Files, Certificates: map[string]Certificate{},
-		HealthChecks: g.HealthChecks}
-	for _, f := range g.Files {
-		if f.Kind == "certificate" {
-			in.Certificates[f.Template] = s.Certificates[f.Template]
-		}
-	}
-	return hash(in)
+	return hash(runtimeInput{Vars: g.Vars, Files: g.Files, Certificates: s.certificatesOf(g),
+		HealthChecks: g.HealthChecks})
 }
 
 func infraHash(g Group) string {

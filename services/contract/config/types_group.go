@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 // GroupSpec is a group as written in the shard config (static), or in `groups/{shard}.jsonc` (dynamic, or an override).
@@ -67,6 +68,10 @@ type Rollout struct {
 	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
 	// never. A new configuration, or `nstance-admin group resume`, restarts the rollout.
 	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
+	// What a halt does. stop: the other instances keep the former configuration. rollback: the group returns to the
+	// last configuration with which a whole rollout finished, and keeps it until its configuration changes again.
+	// Needs halt_on_failures. Default: stop.
+	OnHalt string `json:"on_halt,omitempty" rule:"enum=stop|rollback"`
 	// How many instances a wave deletes before their replacements are healthy. 0: a wave replaces max_surge instances,
 	// and deletes an instance only when the replacement is healthy.
 	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
@@ -211,6 +216,15 @@ type Group struct {
 	Purchase Purchase `json:",omitzero"`
 	// Schedules change the size; see [Group.SizeAt].
 	Schedules []SizeSchedule `json:",omitempty"`
+	// Certificates are those of the good configuration to which the group has returned. They take the place of those of
+	// the shard config.
+	Certificates map[string]Certificate `json:",omitempty"`
+	// Images are those of the good configuration to which the group has returned, by name.
+	Images map[string]string `json:",omitempty"`
+	// Halt is the durable halt of the group's rollout; nil: none. Only the server that leads sets it.
+	Halt *Halt `json:",omitempty"`
+	// Good identifies the stored good configuration; zero: none. Only the server that leads sets it.
+	Good record.GroupVersion `json:",omitzero"`
 	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps
 	// its VMs. The server creates no VM for it.
 	Refused string
@@ -242,6 +256,18 @@ func (g *Group) PassTime() (longest time.Duration) {
 			passes *= time.Duration(*check.SuccessThreshold)
 		}
 		longest = max(longest, passes+check.Timeout.D())
+	}
+	return longest
+}
+
+// FailTime returns how long it takes at most until a health check of a group has failed, if every run of it fails.
+func (g *Group) FailTime() (longest time.Duration) {
+	for _, check := range g.HealthChecks {
+		fails := check.Interval.D()
+		if check.FailureThreshold != nil {
+			fails *= time.Duration(*check.FailureThreshold)
+		}
+		longest = max(longest, check.StartPeriod.D()+fails+check.Timeout.D())
 	}
 	return longest
 }

@@ -83,6 +83,14 @@ func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" 
 // ServerReport is the key of the last report about a new server of a shard.
 func ServerReport(shard string) string { return shardPrefix(shard) + "server-report.json" }
 
+// RolloutPrefix is the prefix of what is stored about the rollouts of a shard's groups.
+func RolloutPrefix(shard string) string { return shardPrefix(shard) + "rollout/" }
+
+// Rollout is the key of what is stored about the rollouts of one group.
+func Rollout(shard, tenant, group string) string {
+	return RolloutPrefix(shard) + tenant + "." + group + ".json"
+}
+
 // InstancePrefix is the prefix of all instance records of a shard.
 func InstancePrefix(shard string) string { return shardPrefix(shard) + "instance/" }
 

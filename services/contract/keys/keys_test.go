@@ -45,6 +45,10 @@ var layout = []struct {
 	{keys.ServerReport("dev-1"), "shard/dev-1/server-report.json", keys.Key{Kind: keys.KindServerReport,
 		Shard: "dev-1"}},
 	{
+		keys.Rollout("dev-1", "acme", "web"), "shard/dev-1/rollout/acme.web.json",
+		keys.Key{Kind: keys.KindRollout, Shard: "dev-1", Tenant: "acme", Name: "web"},
+	},
+	{
 		keys.Instance("dev-1", "acme", instanceID), "shard/dev-1/instance/acme." + instanceID + ".json",
 		keys.Key{Kind: keys.KindInstance, Shard: "dev-1", Tenant: "acme", ID: instanceID},
 	},
@@ -109,6 +113,8 @@ func build(k keys.Key) string {
 		return keys.Home(k.Shard)
 	case keys.KindServerReport:
 		return keys.ServerReport(k.Shard)
+	case keys.KindRollout:
+		return keys.Rollout(k.Shard, k.Tenant, k.Name)
 	case keys.KindInstance:
 		return keys.Instance(k.Shard, k.Tenant, k.ID)
 	case keys.KindCertLog:
@@ -129,6 +135,7 @@ func TestPrefixesHoldTheirKeys(t *testing.T) {
 		keys.OperatorPrefix():             keys.ClusterOperator("acme", operatorID),
 		keys.OperatorTenantPrefix("acme"): keys.ClusterOperator("acme", operatorID),
 		keys.FilePrefix():                 keys.File("x"),
+		keys.RolloutPrefix("s"):           keys.Rollout("s", "acme", "web"),
 		keys.InstancePrefix("s"):          keys.Instance("s", "acme", instanceID),
 		keys.CertLogPrefix("s"):           keys.CertLog("s", "acme", issued, instanceID),
 		keys.ProbePrefix("s"):             keys.Probe("s", "n"),

@@ -29,6 +29,7 @@ const (
 	KindApplied         Kind = "applied config"
 	KindServerReport    Kind = "server report"
 	KindHome            Kind = "home"
+	KindRollout         Kind = "rollout"
 	KindInstance        Kind = "instance"
 	KindCertLog         Kind = "certificate log"
 	KindJournal         Kind = "journal"
@@ -40,9 +41,11 @@ type Key struct {
 	Kind   Kind
 	Shard  string
 	Tenant string
-	Name   string    // of a secret or file; an agent's public key in hexadecimal; the nonce of a probe or journal entry
-	ID     string    // of an operator or instance, in storage form
-	Time   time.Time // of an entry of the certificate log or the cluster journal; the day of a part of the journal; UTC
+	// Name is that of a secret, file or group, an agent's public key in hexadecimal, or the nonce of a probe or journal
+	// entry.
+	Name string
+	ID   string    // of an operator or instance, in storage form
+	Time time.Time // of an entry of the certificate log or the cluster journal; the day of a part of the journal; UTC
 	// Term and First are the term and the first sequence number of a part of the journal.
 	Term, First uint64
 }
@@ -66,6 +69,8 @@ var layout = []struct {
 	{KindApplied, regexp.MustCompile(`^shard/(?<shard>[^/]*)/applied\.jsonc$`)},
 	{KindHome, regexp.MustCompile(`^shard/(?<shard>[^/]*)/home\.json$`)},
 	{KindServerReport, regexp.MustCompile(`^shard/(?<shard>[^/]*)/server-report\.json$`)},
+	{KindRollout, regexp.MustCompile(
+		`^shard/(?<shard>[^/]*)/rollout/(?<tenant>[^./]*)\.(?<group>[^./]*)\.json$`)},
 	{KindInstance, regexp.MustCompile(
 		`^shard/(?<shard>[^/]*)/instance/(?<tenant>[^./]*)\.(?<instance>[^./]*)\.json$`)},
 	{KindCertLog, regexp.MustCompile(
@@ -104,6 +109,8 @@ func (k *Key) set(name, text string) (err error) {
 		k.Tenant, err = text, ident.ValidateTenantName(text)
 	case "secret":
 		k.Name, err = text, ValidateSecretName(text)
+	case "group":
+		k.Name, err = text, ident.ValidateName(text)
 	case "file":
 		k.Name, err = text, validateFileName(text)
 	case "probe", "public":

@@ -32,6 +32,7 @@ func TestFields(t *testing.T) {
 		{"instance", record.InstanceSchema, record.Instance{}},
 		{"lock", newestLock(t), record.Lock{}},
 		{"operator", record.OperatorSchema, record.Operator{}},
+		{"rollout", record.RolloutSchema, record.Rollout{}},
 		{"serverreport", record.ServerReportSchema, record.ServerReport{}},
 	} {
 		fmt.Fprintf(&all, "%s %d\n", document.name, document.schema)

@@ -94,7 +94,7 @@ func (s *server) noteImages(l *leadership, groups map[config.GroupKey]config.Gro
 		if !group.Rollout.OnImageChange || group.Deleted || len(found) == 0 {
 			continue
 		}
-		id, err := l.generator.Image(group, found)
+		id, err := l.generator.Image(*group.Wanted(), found)
 		if err != nil {
 			s.log.Warn("the image of a group is not known", "tenant", key.Tenant, "group", key.Group, "error", err)
 			continue

@@ -35,8 +35,10 @@ func (f *Fleet) start(a plan.Action) {
 			if a.Cause == plan.CauseUnregistered {
 				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
 			}
-			if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&f.Group, f.Image, &vm.Instance)) {
+			running := f.Running()
+			if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&running, f.image(), &vm.Instance)) {
 				f.rolloutFailures++
+				f.rolloutFailure = a.Reason
 			}
 		})
 	case plan.Drain:
@@ -75,18 +77,28 @@ func (f *Fleet) start(a plan.Action) {
 			}
 		})
 	case plan.PushFiles:
-		f.work(vm, plan.Maintaining, f.Write, func() { vm.FilesSent = f.Group.RuntimeHash })
+		f.work(vm, plan.Maintaining, f.Write, func() { vm.FilesSent = f.Running().RuntimeHash })
 	case plan.Register:
 		f.work(vm, plan.Maintaining, f.Write, func() { vm.InLoadBalancers, vm.BalancedAt = true, f.Now })
 	case plan.ForgetGroup:
 		f.Forgotten = true
+	case plan.Halt, plan.EndHalt, plan.KeepGood:
+		f.storing = true
+		f.after(f.Write, f.term, func() {
+			f.storing, f.storeFailed = false, f.storeFailed.After(f.Broken, f.Now)
+			if !f.Broken {
+				f.store(a)
+			}
+		})
 	case plan.RaiseError, plan.ResolveError:
 		raised := a.Kind == plan.RaiseError
 		switch a.Alert {
 		case plan.AlertBackoff:
 			f.backoffRaised = raised
 		case plan.AlertRolloutHalted:
-			f.haltRaised = raised
+			if f.haltRaised = ""; raised {
+				f.haltRaised = a.Why()
+			}
 		case plan.AlertFlaps:
 			vm.FlapsRaised = raised
 		default:
@@ -256,7 +268,8 @@ func (f *Fleet) Crash(landed func() bool) {
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
 	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
-	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, false, 0, time.Time{}
+	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, "", 0, time.Time{}
+	f.rolloutFailure, f.configuredAt, f.storing, f.storeFailed = "", f.Now, false, plan.Failure{}
 	for _, vm := range f.VMs {
 		if vm.State != record.Reserved {
 			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does

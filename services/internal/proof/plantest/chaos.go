@@ -55,9 +55,13 @@ const Failure = "web: status 503, want 200"
 const Refusal = "load balancer web: Target.Timeout"
 
 func randomRollout(rng *rand.Rand) config.Rollout {
-	return config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
+	r := config.Rollout{Paused: rng.Intn(4) == 0, Canary: rng.Intn(4), HaltOnFailures: rng.Intn(4),
 		BakeTime: config.Duration(rng.Intn(3)) * config.Duration(time.Minute), MaxUnavailable: rng.Intn(3),
 		OnImageChange: rng.Intn(2) == 0}
+	if r.HaltOnFailures > 1 {
+		r.OnHalt = config.OnHaltRollback
+	}
+	return r
 }
 
 // disturbed sets random disruption limits for a group, and in some cases a schedule with random sizes.
@@ -99,7 +103,10 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	}
 	s.RolloutFailures, s.Image = rng.Intn(4), []string{"", "A", "B"}[rng.Intn(3)]
 	s.PendingCreates, s.CreateBudget = rng.Intn(3)*rng.Intn(2), rng.Intn(4)-1
-	s.GuardRaised, s.BackoffRaised, s.HaltRaised = maybe(2), maybe(2), maybe(2)
+	s.GuardRaised, s.BackoffRaised = maybe(2), maybe(2)
+	if maybe(2) {
+		s.HaltRaised = "the rollout is halted"
+	}
 	s.Guard = plan.Guard{Exceeded: maybe(2), HoldUntil: when(2).Add(10 * time.Minute), FellAt: when(2)}
 	if maybe(3) {
 		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}

@@ -58,7 +58,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: nothing to ask", a)
 			}
 			continue
-		case plan.RaiseError, plan.ResolveError, plan.ForgetGroup:
+		case plan.RaiseError, plan.ResolveError, plan.ForgetGroup, plan.Halt, plan.EndHalt, plan.KeepGood:
 			continue
 		}
 		if i == nil {

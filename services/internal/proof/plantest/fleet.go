@@ -68,9 +68,15 @@ type Fleet struct {
 	guard, shardGuard        plan.Guard
 	guardRaised              bool
 	backoffRaised            bool
-	haltRaised               bool
+	haltRaised               string
 	rolloutFailures          int
-	planned                  config.Group // as of the last snapshot
+	rolloutFailure           string
+	configuredAt             time.Time
+	storing                  bool
+	storeFailed              plan.Failure
+	stored                   record.Rollout // what the bucket has about the group's rollouts
+	good                     config.Group   // the group with its stored good configuration
+	planned                  config.Group   // as of the last snapshot
 	plannedImage             string
 	Forgotten                bool // the group was forgotten
 	effects                  []effect
@@ -174,16 +180,19 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	for _, vm := range f.VMs {
 		f.refresh(vm)
 	}
-	if plan.EndsRollout(&f.planned, &f.Group) || f.Image != f.plannedImage {
-		f.rolloutFailures = 0
+	running := f.Running()
+	if plan.EndsRollout(&f.planned, &running) || f.Image != f.plannedImage && !running.RolledBack() {
+		f.rolloutFailures, f.rolloutFailure, f.configuredAt = 0, "", f.Now
 	}
-	f.planned, f.plannedImage = f.Group, f.Image
-	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: f.Group,
+	f.planned, f.plannedImage = running, f.Image
+	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: running,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
 		Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
-		Image:           f.Image,
+		Image: f.image(), WantedImage: f.Image,
+		RolloutFailure: f.rolloutFailure, ConfiguredAt: f.configuredAt,
+		StoringRollout: f.storing, StoreFailed: f.storeFailed,
 		Operators:       f.DrainAfter != 0,
 		ServingSince:    f.leaderSince,
 		RolloutFailures: f.rolloutFailures, Shard: f.Shard, Guard: f.guard}
@@ -197,10 +206,52 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 			s.Shard.Silent++
 		}
 	}
-	f.shardGuard = f.shardGuard.After(s.Shard.Exceeds(), plan.RecoveryTime(f.Settings, &f.Group),
+	f.shardGuard = f.shardGuard.After(s.Shard.Exceeds(), plan.RecoveryTime(f.Settings, &running),
 		f.Settings.RegistrationTimeout, f.Now)
 	s.Shard.HoldUntil = f.shardGuard.HoldUntil
 	return s
+}
+
+// Running returns the group as it runs: with its good configuration, if a halt has returned it to that.
+func (f *Fleet) Running() config.Group {
+	return f.Group.WithRollout(f.stored, func() (config.Group, error) {
+		back := f.Group
+		back.InfraHash, back.RuntimeHash, back.Subnets = f.good.InfraHash, f.good.RuntimeHash, f.good.Subnets
+		return back, nil
+	})
+}
+
+// image returns the ID of the image of new VMs.
+func (f *Fleet) image() string {
+	if running := f.Running(); running.RolledBack() {
+		return running.Good.Image
+	}
+	return f.Image
+}
+
+// store applies an action that stores something about the group's rollouts.
+func (f *Fleet) store(a plan.Action) {
+	running := f.Running()
+	if (a.Kind == plan.Halt || a.Kind == plan.KeepGood) && !running.Version(a.Version.Image).Is(a.Version) {
+		return
+	}
+	switch {
+	case a.Kind == plan.KeepGood:
+		f.stored.Good, f.good = &record.Good{At: f.Now, Version: a.Version}, running
+	case a.Kind == plan.EndHalt:
+		f.stored.Halted = nil
+	case running.RolledBack():
+		again := *f.stored.Halted
+		again.GoodFailedAt, again.GoodFailed = f.Now, a.Reason
+		f.stored.Halted = &again
+	default:
+		f.stored.Halted = &record.Halted{At: f.Now, Reason: a.Reason, Failed: a.Version}
+	}
+}
+
+// Resume starts a halted rollout again.
+func (f *Fleet) Resume() {
+	f.stored.Halted, f.rolloutFailures, f.rolloutFailure, f.configuredAt = nil, 0, "", f.Now
 }
 
 // refresh applies the reports that have arrived by now to the leader's state.
@@ -457,7 +508,8 @@ func (f *Fleet) Add() *VM {
 	vm.CreatedAt, vm.LaunchedAt, vm.RegisteredAt = launched, launched, launched.Add(f.Boot)
 	vm.reportFrom = f.Now.Add(-f.phase())
 	vm.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderRunning, Complete: true, At: f.Now}
-	vm.FilesSent, vm.RuntimeHash, vm.InLoadBalancers = f.Group.RuntimeHash, f.Group.RuntimeHash, true
+	hash := f.Running().RuntimeHash
+	vm.FilesSent, vm.RuntimeHash, vm.InLoadBalancers = hash, hash, true
 	f.refresh(vm)
 	return vm
 }
@@ -476,8 +528,8 @@ func (f *Fleet) make() *VM {
 	if err != nil {
 		panic(err)
 	}
-	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", f.named), InfraHash: f.Group.InfraHash,
-		Image: f.Image, CreatedAt: f.Now},
+	vm := &VM{Instance: plan.Instance{ID: id, ProviderID: fmt.Sprintf("vm-%d", f.named),
+		InfraHash: f.Running().InfraHash, Image: f.image(), CreatedAt: f.Now},
 		Name: fmt.Sprintf("i%d", f.named)}
 	at, _ := slices.BinarySearchFunc(f.VMs, vm, func(a, b *VM) int { return a.ID.Compare(b.ID) })
 	f.VMs = slices.Insert(f.VMs, at, vm)

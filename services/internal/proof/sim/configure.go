@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -119,6 +120,23 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 		}
 	}
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
+}
+
+// Halt implements execute.Groups.
+func (t *term) Halt(ctx context.Context, key config.GroupKey, version record.GroupVersion, reason string,
+	at time.Time) error {
+	return t.manage(func(m *shardconfig.Manager) error { return m.Halt(ctx, key, version, reason, at) })
+}
+
+// EndHalt implements execute.Groups.
+func (t *term) EndHalt(ctx context.Context, key config.GroupKey) error {
+	return t.manage(func(m *shardconfig.Manager) error { return m.EndHalt(ctx, key) })
+}
+
+// KeepGood implements execute.Groups.
+func (t *term) KeepGood(ctx context.Context, key config.GroupKey, version record.GroupVersion,
+	images map[string]string, at time.Time) error {
+	return t.manage(func(m *shardconfig.Manager) error { return m.KeepGood(ctx, key, version, images, at) })
 }
 
 // size returns the smallest and the largest size of a group in the last minute, by the configurations that this leader

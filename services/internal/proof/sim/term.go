@@ -268,9 +268,13 @@ func (s *server) newManager() *shardconfig.Manager {
 // renderer returns machines with only the data that the simulation needs. Other tests check the templates.
 type renderer struct{ term *term }
 
+func (r renderer) Images() map[string]string {
+	return map[string]string{"image": cmp.Or(r.term.image, "image-fallback")}
+}
+
 func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	return filegen.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
-		Hostname: rec.ID.String(), Image: cmp.Or(r.term.image, "image-fallback")}, nil
+		Hostname: rec.ID.String(), Image: cmp.Or(group.Images["image"], r.term.image, "image-fallback")}, nil
 }
 
 // records is the leader's access to the bucket.

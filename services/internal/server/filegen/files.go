@@ -138,8 +138,8 @@ func (g *Generator) fileSet(shard *Shard, group *config.Group) (*fileSet, error)
 			var err error
 			switch file.Kind {
 			case "certificate":
-				template, ok := shard.Certificates[file.Template]
-				if !ok || file.Key == nil {
+				template := group.CertificateOf(file.Template, shard.Certificates)
+				if template.Kind == "" || file.Key == nil {
 					err = fmt.Errorf("there is no certificate template %q, or no key", file.Template)
 					break
 				}

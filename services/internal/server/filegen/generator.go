@@ -80,6 +80,23 @@ func New(options Options) *Generator {
 // afterwards.
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
+// Images returns the ID of each image of the shard, by name. The caller must not change the result.
+func (g *Generator) Images() map[string]string {
+	if shard := g.shard.Load(); shard != nil {
+		return shard.Image
+	}
+	return nil
+}
+
+// imagesOf returns the images that a group uses: its own, if it has returned to its good configuration, otherwise those
+// of the shard.
+func imagesOf(shard *Shard, group *config.Group) map[string]string {
+	if group.Images != nil {
+		return group.Images
+	}
+	return shard.Image
+}
+
 // Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
 // within the last hour. After Warm has returned, a create in these groups does not have to wait for the compilation or
 // for the scripts.
@@ -141,7 +158,8 @@ func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) r
 			Group: group.GroupKey.Group, Tenant: group.Tenant,
 			Hostname: at.Hostname, FQDN: at.Hostname, IP4: at.IPv4, IP6: at.IPv6,
 		},
-		Cluster: shard.Cluster, Server: shard.Server, Provider: shard.Provider, Vars: vars, Image: shard.Image,
+		Cluster: shard.Cluster, Server: shard.Server, Provider: shard.Provider, Vars: vars,
+		Image: imagesOf(shard, group),
 	}
 }
 

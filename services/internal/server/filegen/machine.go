@@ -59,7 +59,7 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	}
 	out := Machine{Hostname: rec.ID.String()}
 	d := data(shard, group, rec, Address{Hostname: out.Hostname})
-	writer := treeWriter{data: &d, images: shard.Image, left: render.MaxOutput}
+	writer := treeWriter{data: &d, images: d.Image, left: render.MaxOutput}
 	args, err := m.args.render(&writer)
 	if err != nil {
 		return Machine{}, err

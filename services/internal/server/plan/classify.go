@@ -109,7 +109,7 @@ var rules = [...]rule{
 		return g.isOlder(i.Instance, g.Settings.ForcedAge)
 	}},
 	{11, "held", classHeld, CauseNone, factUnwell, func(g *group, i subject) (bool, time.Time) {
-		if !g.guarded {
+		if !g.guarded || g.failed(i.Instance) { // rule 71
 			return false, time.Time{}
 		}
 		unhealthy, until := g.isUnhealthy(i)
@@ -294,9 +294,9 @@ func (g *group) classify(i subject) (row uint8, until time.Time) {
 	panic("unreachable: the last rule always applies")
 }
 
-// addSilence counts an instance for the unhealthy guard.
+// addSilence counts an instance for the unhealthy guard. Why an instance of rule 71 fails is known: its configuration.
 func (g *group) addSilence(i subject) {
-	if i.OnDemand {
+	if i.OnDemand || g.failed(i.Instance) {
 		return
 	}
 	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now, !i.has(factUnwell))
@@ -410,7 +410,7 @@ func Counts(i *Instance) bool {
 // isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before the first agent
 // connects to this leader: the leader may have been unreachable. If no agent has connected, the time-out begins only if
 // no instance of the group is registered, and not before the leader's term. While the unhealthy guard holds, only
-// on-demand instances can be overdue.
+// on-demand instances and those of rule 71 can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
@@ -420,7 +420,7 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 		from = g.LeaderSince
 	}
 	overdue, until := reached(latest(i.launched(), from).Add(g.Settings.RegistrationTimeout), g.Now)
-	return overdue && (i.OnDemand || !g.guarded), until
+	return overdue && (i.OnDemand || !g.guarded || g.failed(i.Instance)), until
 }
 
 // isUnhealthy reports whether rule 12 (silent), 52 (failing), 59 (unhealthy in a load balancer), 62 (finish) or 63

@@ -124,8 +124,8 @@
 //	                      (rollout.go).
 //	47 halt               When halt_on_failures instances with the present configuration have failed to register or
 //	                      become unhealthy, no wave of drifted instances starts. A change of the group's
-//	                      configuration, or a person, starts the rollout again. A new leader counts from zero
-//	                      (rollout.go).
+//	                      configuration, or a person, starts the rollout again. A new leader counts from zero, but
+//	                      knows of a halt (rule 70) (halt.go).
 //	48 delete first       With max_unavailable, a wave (rule 20) deletes up to that many instances before their
 //	                      replacements are healthy, unready ones first. Instances that the unhealthy guard holds (rule
 //	                      11) use up that number. If they use up all of it, instances are replaced as in rule 20
@@ -188,4 +188,20 @@
 //	64 operators return   For 30 s after a leader begins to serve, and after the tenant's last operator was
 //	                      disconnected, a drain that no operator has acknowledged waits, because an operator may
 //	                      connect again (drain.go).
+//
+//	70 durable halt       A halt (rule 47) is stored, so that later leaders keep it. Silent instances that the
+//	                      unhealthy guard holds (rule 11) do not count here, because their network may have failed. The
+//	                      halt ends when the group's infra or runtime configuration or its subnets change, when a person
+//	                      resumes the rollout, or when all instances have the configuration and are healthy. With
+//	                      on_image_change, it also ends when the query finds another image. Another size does not end
+//	                      it (halt.go).
+//	71 rollback           With on_halt rollback, a halted group returns to its good configuration (rule 72) until the
+//	                      halt ends: new instances are made from it, and instances of the failed configuration are
+//	                      outdated (rules 13, 15). The unhealthy guard neither counts nor holds these (rules 7, 11,
+//	                      26). If instances of the good configuration fail too, the group keeps it, and the rollout is
+//	                      halted (halt.go).
+//	72 good               With on_halt rollback, the group's configuration is stored as its good one when all
+//	                      instances have it and are healthy: for bake_time, and at least for the time in which a fault
+//	                      shows in their reports and health checks. Until then, failures halt the rollout (rule 47) even
+//	                      if no instance is outdated (halt.go).
 package plan

@@ -88,13 +88,7 @@ func (g *group) planAlerts() (out steps) {
 	case !held && g.GuardRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertUnhealthyGuard, Reason: "silent instances are few again"})
 	}
-	halted := g.tally.of[classDrifted]+g.tally.of[classUnreadyDrifted] > 0 && g.halted()
-	switch {
-	case halted && !g.HaltRaised:
-		out.add(Action{Kind: RaiseError, Alert: AlertRolloutHalted, Reason: g.haltReason(), Rule: 47})
-	case !halted && g.HaltRaised:
-		out.add(Action{Kind: ResolveError, Alert: AlertRolloutHalted, Reason: "the rollout is no longer halted"})
-	}
+	g.planHaltAlert(&out)
 	g.planFlaps(&out)
 	backoff, until := g.backoff()
 	out.wait(until)

@@ -13,8 +13,9 @@ const forgetGroupRetry = 10 * time.Second
 // Next plans one group: what to do now, in order, and when to plan again. It looks at every instance a few times and
 // allocates little, because it runs on every event.
 //
-// Apart from [Create], [Ask] and alerts, Next plans at most one action per instance, and none while work for the
-// instance is under way. If an action had no effect, a later plan contains the same action again.
+// Apart from [Create], [Ask], alerts and actions that concern the whole group, Next plans at most one action per
+// instance, and none while work for the instance is under way. If an action had no effect, a later plan contains the
+// same action again.
 func Next(s Snapshot) Decision {
 	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
 		return Decision{
@@ -29,7 +30,11 @@ func Next(s Snapshot) Decision {
 	out.merge(removed.steps)
 	out.merge(g.planCreates(removed, wave))
 	g.planInstances(&out, removed.chosen)
+	out.merge(g.planHalt())
 	out.merge(g.planAlerts())
+	if g.Group.RolledBack() {
+		out.waitRollout(HaltReason(&g.Group)+" (rule 71)", time.Time{})
+	}
 
 	d := Decision{Actions: out.actions, Blocked: out.blocked, BlockedUntil: out.blockedUntil, Rollout: out.rollout,
 		RolloutUntil: out.rolloutUntil, Guard: g.guard, Schedule: g.schedule.with(out.until)}

@@ -522,9 +522,15 @@ func TestRules(t *testing.T) {
 				s.Group.MaxSurge, s.Group.Rollout.Canary = 3, 1
 			}},
 		{name: "rule 47: no wave after a halt", snapshot: snapshot(2, drifted(), drifted()),
-			want: []string{"raise_error rollout_halted"},
+			want: []string{"halt_rollout"},
 			change: func(s *plan.Snapshot) {
 				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 2
+			}},
+		{name: "rule 47: the alert does not wait for a store that fails", snapshot: snapshot(2, drifted(), drifted()),
+			want: []string{"halt_rollout", "raise_error rollout_halted"},
+			change: func(s *plan.Snapshot) {
+				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 2, 2
+				s.StoreFailed = plan.Failure{At: ago(time.Hour), Count: 1}
 			}},
 		{name: "rule 47: one failure less", snapshot: snapshot(2, drifted(), drifted()),
 			want: []string{"create for i1"},

@@ -19,10 +19,12 @@ func TestRulesPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	rules := rulesOf(string(source))
+	last := 0
 	for i, r := range rules {
-		if r.number != i+1 || !strings.HasSuffix(r.text, ".") {
+		if r.number <= last || !strings.HasSuffix(r.text, ".") {
 			t.Errorf("entry %d of the rules in doc.go is rule %d, %q: is a line not indented?", i+1, r.number, r.text)
 		}
+		last = r.number
 	}
 	want := rulesPage(rules)
 	if *update {

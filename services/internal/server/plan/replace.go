@@ -24,10 +24,14 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	case CauseExpired:
 		return "it has reached its age"
 	case CauseDrift:
+		reason := "its infra configuration is out of date"
 		if !Drifted(&g.Group, "", i) {
-			return "its image is out of date"
+			reason = "its image is out of date"
 		}
-		return "its infra configuration is out of date"
+		if g.failed(i) {
+			reason += ": the group has returned to its last good one"
+		}
+		return reason
 	case CauseReturnToSpot:
 		return "it was bought on demand, and the group lacks spot instances"
 	case CauseUnhealthy:

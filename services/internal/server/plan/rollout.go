@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -186,29 +185,6 @@ func (g *group) canaryWave() (n int, out steps) {
 	return canary - baked - young, out
 }
 
-// halted is rule 47: too many instances with the present configuration failed to register or are unhealthy. Unhealthy
-// instances that the unhealthy guard keeps count, too.
-func (g *group) halted() bool {
-	limit := g.Group.Rollout.HaltOnFailures
-	if limit == 0 {
-		return false
-	}
-	n := g.RolloutFailures
-	for k := range g.rows {
-		if g.class(k) == classHeld && !Drifted(&g.Group, g.Image, &g.Instances[k]) {
-			n++
-		}
-	}
-	return n >= limit
-}
-
-// haltReason says why the rollout is halted. The text does not contain the number of failures, because it must not
-// change with every failure.
-func (g *group) haltReason() string {
-	return fmt.Sprintf("the rollout is halted: at least %d instances with the new configuration failed to register or "+
-		"became unhealthy", g.Group.Rollout.HaltOnFailures)
-}
-
 // FailsRollout reports whether the deletion of an instance counts as a failure of the rollout (rule 47). drifted is the
 // result of [Drifted].
 func (d Deletion) FailsRollout(drifted bool) bool {
@@ -223,5 +199,6 @@ func (d Deletion) FailsRollout(drifted bool) bool {
 // This is the case if another rollout begins, or if the same one continues after a pause.
 func EndsRollout(before, after *config.Group) bool {
 	return before.InfraHash != after.InfraHash || before.RuntimeHash != after.RuntimeHash ||
-		before.Rollout != after.Rollout || !slices.Equal(before.Subnets, after.Subnets)
+		before.Rollout != after.Rollout || before.RolledBack() != after.RolledBack() ||
+		!slices.Equal(before.Subnets, after.Subnets)
 }

@@ -20,15 +20,17 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
-// rollouts lists tests of rollouts. Each test plays a sequence of events. The expected transcripts are in the directory
-// testdata.
-var rollouts = []struct {
+// script is a test that plays a sequence of events. The expected transcript is in the directory testdata.
+type script struct {
 	name  string
 	setup func(f *plantest.Fleet)
 	size  int // number of instances at the start
 	play  func(f *plantest.Fleet)
 	check func(t *testing.T, f *plantest.Fleet)
-}{
+}
+
+// rollouts lists tests of rollouts.
+var rollouts = []script{
 	{name: "scale-up-from-nothing", play: func(f *plantest.Fleet) {
 		f.Group.Size = 3
 		f.Run(10 * time.Minute)
@@ -492,8 +494,10 @@ func drained(f *plantest.Fleet)   { f.DrainAfter = 40 * time.Second }
 func undrained(f *plantest.Fleet) { f.Group.DrainTimeout = 0 }
 func graceful(f *plantest.Fleet)  { f.Settings.ShutdownGrace = 30 * time.Second }
 
-func TestRollouts(t *testing.T) {
-	for _, r := range rollouts {
+func TestRollouts(t *testing.T) { play(t, rollouts) }
+
+func play(t *testing.T, scripts []script) {
+	for _, r := range scripts {
 		t.Run(r.name, func(t *testing.T) {
 			f := plantest.New(1)
 			if r.setup != nil {

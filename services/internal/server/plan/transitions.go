@@ -238,9 +238,9 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 // failed.
 func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
 	if i.Work == Maintaining {
-		i.MaintenanceFailed = i.MaintenanceFailed.after(failed, now)
+		i.MaintenanceFailed = i.MaintenanceFailed.After(failed, now)
 	} else {
-		i.Failed = i.Failed.after(failed, now)
+		i.Failed = i.Failed.After(failed, now)
 	}
 	i.Work = Idle
 	return i
@@ -248,12 +248,13 @@ func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
 
 // ApplyAskResult returns the instance after a question to the provider. failed means that the provider did not answer.
 func ApplyAskResult(i Instance, failed bool, now time.Time) Instance {
-	i.AskFailed = i.AskFailed.after(failed, now)
+	i.AskFailed = i.AskFailed.After(failed, now)
 	i.Asking = false
 	return i
 }
 
-func (f Failure) after(failed bool, now time.Time) Failure {
+// After returns the failures in a row after one more attempt.
+func (f Failure) After(failed bool, now time.Time) Failure {
 	if failed {
 		return Failure{At: now, Count: f.Count + 1}
 	}
@@ -289,7 +290,8 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 func EndsBackoff(before, after *config.Group) bool {
 	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
 		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||
-		before.Purchase != after.Purchase || !slices.Equal(before.InstanceTypes, after.InstanceTypes) ||
+		before.Purchase != after.Purchase || before.RolledBack() != after.RolledBack() ||
+		!slices.Equal(before.InstanceTypes, after.InstanceTypes) ||
 		!slices.Equal(before.Subnets, after.Subnets)
 }
 

@@ -217,13 +217,26 @@ type Snapshot struct {
 	Operators bool
 	// OperatorLeftAt is when the last of them was disconnected; zero: not since this leader took over.
 	OperatorLeftAt time.Time
-	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.
+	// Image is the ID of the image that the group's new instances get: the one that the query of the group's image
+	// found last, or that of the good configuration to which the group has returned; "": none, or unknown.
 	Image string
+	// WantedImage is the ID that the query found with the group's present configuration. It differs from Image only if
+	// the group has returned to its good configuration.
+	WantedImage string
 	// RolloutFailures counts the failures of instances with the group's present configuration (rule 47).
 	RolloutFailures int
-	// GuardRaised, BackoffRaised and HaltRaised mean that the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
-	// [AlertRolloutHalted] are active.
-	GuardRaised, BackoffRaised, HaltRaised bool
+	// RolloutFailure is the reason of the last of them.
+	RolloutFailure string
+	// ConfiguredAt is when this leader put the group's present configuration in force.
+	ConfiguredAt time.Time
+	// StoringRollout means that an action [Halt], [EndHalt] or [KeepGood] of the group is under way. StoreFailed is the
+	// last failure of such an action.
+	StoringRollout bool
+	StoreFailed    Failure
+	// GuardRaised and BackoffRaised mean that the group's alerts [AlertUnhealthyGuard] and [AlertBackoff] are active.
+	GuardRaised, BackoffRaised bool
+	// HaltRaised is the text of the group's active alert [AlertRolloutHalted]; "": there is none.
+	HaltRaised string
 }
 
 // Kind of an action.
@@ -239,6 +252,9 @@ const (
 	PushFiles    Kind = "push_files"
 	Register     Kind = "register_load_balancers"
 	ForgetGroup  Kind = "forget_group"
+	Halt         Kind = "halt_rollout"      // store that the group's rollout is halted
+	EndHalt      Kind = "end_halt"          // remove what Halt stored
+	KeepGood     Kind = "store_good_config" // store the group's configuration, to return to it after a halt
 	RaiseError   Kind = "raise_error"
 	ResolveError Kind = "resolve_error"
 
@@ -270,7 +286,9 @@ type Action struct {
 	Deadline time.Time
 	// Alert is set for RaiseError and ResolveError.
 	Alert AlertKind
-	// Rule is the number of the rule that led to a Mark, Create or RaiseError action; 0: none.
+	// Version is set for Halt and KeepGood: what the group runs.
+	Version record.GroupVersion
+	// Rule is the number of the rule that led to the action; 0: none.
 	Rule int
 }
 
@@ -305,8 +323,9 @@ type Decision struct {
 	// BlockedUntil is when that reason ends if nothing happens until then; zero: unknown.
 	Blocked      string
 	BlockedUntil time.Time
-	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
-	// way. RolloutUntil is when that reason ends if nothing happens until then; zero: unknown.
+	// Rollout says why outdated instances are not replaced now, or why the group runs its last good configuration. It
+	// is empty if there is no such reason, or while a wave is under way. RolloutUntil is when that reason ends if
+	// nothing happens until then; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
 	// Guard must be copied into the group's next Snapshot.

@@ -155,6 +155,10 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 		if !ok || !spec.Deleted {
 			return nil
 		}
+		// First, so that a new group of the same name does not get it if this server ends now.
+		if err := m.forgetRollout(ctx, key); err != nil {
+			return err
+		}
 		done, err := m.write(ctx, with(now.groups, key, nil), now.token)
 		if err != nil || done {
 			return err
@@ -199,7 +203,7 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 // takeGroups puts dynamic groups in force and passes the changed ones to the applier.
 func (m *Manager) takeGroups(d dynamic) {
 	before := m.view()
-	merged := m.merge(before.shard, d)
+	merged := m.merge(before.shard, d, before.rollouts)
 	changed := changedGroups(before.merged, merged)
 	m.update(func(f *inForce) { f.groups, f.merged = d, merged })
 	if before.applier != nil && len(changed) > 0 {

@@ -78,6 +78,7 @@ type inForce struct {
 	current          objstore.Object // the configuration
 	shard            *config.Shard   // with defaults filled in
 	groups           dynamic
+	rollouts         map[config.GroupKey]rollout // empty while not leading
 	merged           map[config.GroupKey]config.Group
 	generation       uint64
 	restart, refused objstore.Object
@@ -140,7 +141,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	before := m.view().shard
-	m.update(func(f *inForce) { f.applier, f.term, f.generation = nil, term, 0 })
+	m.update(func(f *inForce) { f.applier, f.term, f.generation, f.rollouts = nil, term, 0, nil })
 	doc, err := m.begin(ctx)
 	if err != nil {
 		return err
@@ -152,7 +153,13 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err := m.signed().WriteApplied(ctx, doc.Body, doc.Token, term); err != nil {
 		return err
 	}
-	m.update(func(f *inForce) { f.applier = applier })
+	rollouts, err := m.loadRollouts(ctx)
+	if err != nil {
+		return err
+	}
+	now := m.view()
+	merged := m.merge(now.shard, now.groups, rollouts)
+	m.update(func(f *inForce) { f.applier, f.rollouts, f.merged = applier, rollouts, merged })
 	m.applyConfig()
 	return nil
 }
@@ -349,7 +356,7 @@ func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 // adopt puts a valid configuration in force together with dynamic groups.
 func (m *Manager) adopt(c candidate) {
 	full := c.shard.WithDefaults()
-	merged := m.merge(full, c.groups)
+	merged := m.merge(full, c.groups, m.view().rollouts)
 	m.update(func(f *inForce) {
 		f.current, f.shard, f.groups, f.merged = c.doc, full, c.groups, merged
 		f.restart, f.pending = objstore.Object{}, nil
@@ -357,9 +364,16 @@ func (m *Manager) adopt(c candidate) {
 	})
 }
 
-// merge combines the configured groups with the dynamic groups. It logs the problems that it finds in the latter.
-func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]config.Group {
+// merge combines the configured groups with the dynamic groups, and with what is stored about their rollouts. It logs
+// the problems that it finds in the dynamic groups.
+func (m *Manager) merge(shard *config.Shard, d dynamic,
+	rollouts map[config.GroupKey]rollout) map[config.GroupKey]config.Group {
 	merged, problems := shard.Merged(d.groups)
+	for key, r := range rollouts {
+		if g, ok := merged[key]; ok {
+			merged[key] = withRollout(shard, g, r)
+		}
+	}
 	for _, problem := range problems {
 		m.log.Warn("dynamic groups", "problem", problem.String())
 	}

@@ -34,7 +34,7 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		ServingSince:   s.servingSince,
 		GuardRaised:    raised(plan.AlertUnhealthyGuard),
 		BackoffRaised:  raised(plan.AlertBackoff),
-		HaltRaised:     raised(plan.AlertRolloutHalted),
+		HaltRaised:     s.standing[GroupError(plan.AlertRolloutHalted, key, ident.ID{})].Message,
 		Term:           s.opts.Term,
 		Settings:       s.settings,
 		Group:          g.Group,
@@ -50,7 +50,9 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		Operators:      s.operators[key.Tenant] > 0,
 		OperatorLeftAt: s.operatorLeftAt[key.Tenant],
 
-		RolloutFailures: g.rolloutFailures, Image: g.currentImage(),
+		RolloutFailures: g.rolloutFailures, RolloutFailure: g.rolloutFailure, ConfiguredAt: g.configuredAt,
+		StoringRollout: g.storing, StoreFailed: g.storeFailed,
+		Image: g.currentImage(), WantedImage: g.wantedImage(),
 	}, true
 }
 

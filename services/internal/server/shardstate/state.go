@@ -86,10 +86,15 @@ type group struct {
 	guard         plan.Guard // of the last plan
 	notices       plan.Notices
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
-	// package plan).
+	// package plan). rolloutFailure is the reason of the last one.
 	rolloutFailures int
-	// image is the ID that a lookup found for the group's image. The lookup belongs to the infrastructure configuration
-	// with the hash imageFor.
+	rolloutFailure  string
+	// configuredAt, storing and storeFailed are ConfiguredAt, StoringRollout and StoreFailed of plan.Snapshot.
+	configuredAt time.Time
+	storing      bool
+	storeFailed  plan.Failure
+	// image is the ID that a lookup found for the image of the group's present configuration, even if the group has
+	// returned to its good one. The lookup belongs to the infrastructure configuration with the hash imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is copied from plan.Decision.
@@ -206,7 +211,7 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 			have.Deleted, have.Size = true, 0
 			continue
 		case have == nil:
-			have = &group{}
+			have = &group{configuredAt: s.opts.Now()}
 			s.groups[key] = have
 		default:
 			if plan.EndsBackoff(&have.Group, &g) {
@@ -215,7 +220,7 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 				over = append(over, s.settle(func(about ErrorKey) bool { return about == created })...)
 			}
 			if plan.EndsRollout(&have.Group, &g) {
-				have.rolloutFailures = 0
+				have.endRollout(s.opts.Now())
 			}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
@@ -226,8 +231,14 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 	return over
 }
 
-// SetImages stores the results of looking up the images of groups. images holds the image ID of each group for which
-// one was found. If a group's image changed, its count of failed instances and its backoff start again from zero.
+// endRollout forgets the failures of a rollout, because another one begins.
+func (g *group) endRollout(now time.Time) {
+	g.rolloutFailures, g.rolloutFailure, g.configuredAt = 0, "", now
+}
+
+// SetImages stores the results of looking up the images of groups, with their present configurations. images holds the
+// image ID of each group for which one was found. If a group's image changed, its count of failed instances and its
+// backoff start again from zero.
 func (s *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
 	var changed []config.GroupKey
 	s.mu.Lock()
@@ -236,11 +247,12 @@ func (s *State) SetImages(groups map[config.GroupKey]config.Group, images map[co
 		if g == nil {
 			continue
 		}
-		before, now := g.currentImage(), images[key]
-		g.image, g.imageFor = now, looked.InfraHash
-		if before != g.currentImage() {
-			if before != "" {
-				g.rolloutFailures, g.backoff = 0, plan.Backoff{}
+		before, now := g.wantedImage(), images[key]
+		g.image, g.imageFor = now, looked.Wanted().InfraHash
+		if before != g.wantedImage() {
+			if before != "" && !g.RolledBack() {
+				g.endRollout(s.opts.Now())
+				g.backoff = plan.Backoff{}
 			}
 			s.dirty[key] = struct{}{}
 			changed = append(changed, key)
@@ -252,12 +264,20 @@ func (s *State) SetImages(groups map[config.GroupKey]config.Group, images map[co
 	}
 }
 
-// currentImage returns the ID of the group's image; "" if it is unknown for the present configuration.
-func (g *group) currentImage() string {
-	if g.imageFor != g.InfraHash {
+// wantedImage returns the ID of the image of the group's present configuration; "" if it is unknown.
+func (g *group) wantedImage() string {
+	if g.imageFor != g.Wanted().InfraHash {
 		return ""
 	}
 	return g.image
+}
+
+// currentImage returns the ID of the image that the group runs; "" if it is unknown.
+func (g *group) currentImage() string {
+	if g.RolledBack() {
+		return g.Good.Image
+	}
+	return g.wantedImage()
 }
 
 // registerAgain notes that no instance of the group is registered with the load balancers, so that the planner
@@ -382,13 +402,33 @@ func (s *State) dropGroup(key config.GroupKey) []ErrorEvent {
 }
 
 // RolloutFailed counts a failed instance with the group's present configuration (rule 47 of package plan).
-func (s *State) RolloutFailed(key config.GroupKey) {
-	s.changeGroup(key, func(g *group) { g.rolloutFailures++ })
+func (s *State) RolloutFailed(key config.GroupKey, reason string) {
+	s.changeGroup(key, func(g *group) { g.rolloutFailures, g.rolloutFailure = g.rolloutFailures+1, reason })
 }
 
 // ResumeRollout starts a halted rollout again.
 func (s *State) ResumeRollout(key config.GroupKey) {
-	s.changeGroup(key, func(g *group) { g.rolloutFailures = 0 })
+	s.changeGroup(key, func(g *group) { g.endRollout(s.opts.Now()) })
+}
+
+// StoreRollout notes that something about the group's rollouts is being stored. It returns false if that is so already,
+// or if there is no such group.
+func (s *State) StoreRollout(key config.GroupKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key]
+	if g == nil || g.storing {
+		return false
+	}
+	g.storing = true
+	return true
+}
+
+// RolloutStored notes that what [State.StoreRollout] began has ended.
+func (s *State) RolloutStored(key config.GroupKey, err error) {
+	s.changeGroup(key, func(g *group) {
+		g.storing, g.storeFailed = false, g.storeFailed.After(err != nil, s.opts.Now())
+	})
 }
 
 // changeGroup calls fn with a group, and lets the planner plan the group again. It does nothing if there is no such

@@ -128,7 +128,7 @@ func TestSetImages(t *testing.T) {
 	p.wantDirty(t, "an image", workers)
 	looked("image-1")
 	p.wantDirty(t, "the same image")
-	p.RolloutFailed(workers)
+	p.RolloutFailed(workers, "its VM is bad")
 	p.forget()
 	looked("image-2")
 	p.wantDirty(t, "another image", workers)

@@ -54,6 +54,8 @@ type Store interface {
 
 // Renderer renders the request for the VM of one instance from its group's configuration.
 type Renderer interface {
+	// Images returns the ID of each image of the shard, by name.
+	Images() map[string]string
 	Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error)
 }
 
@@ -67,10 +69,15 @@ type Files interface {
 	Drain(id ident.ID)
 }
 
-// Groups is the durable store of dynamic groups.
+// Groups is the durable store of dynamic groups, and of what is known about the rollouts of all groups.
 type Groups interface {
 	// Forget removes a deleted group from the bucket. It also succeeds if the bucket does not have the group.
 	Forget(ctx context.Context, key config.GroupKey) error
+	// Halt, EndHalt and KeepGood are the methods of shardconfig.Manager.
+	Halt(ctx context.Context, key config.GroupKey, version record.GroupVersion, reason string, at time.Time) error
+	EndHalt(ctx context.Context, key config.GroupKey) error
+	KeepGood(ctx context.Context, key config.GroupKey, version record.GroupVersion, images map[string]string,
+		at time.Time) error
 }
 
 const (
@@ -214,7 +221,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 		x.State.CreateFailed(group, action.Reason)
 	}
 	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
-		x.State.RolloutFailed(group)
+		x.State.RolloutFailed(group, action.Reason)
 	}
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
 	event.Cause = action.Cause
@@ -351,4 +358,28 @@ func (x *Executor) ForgetGroup(ctx context.Context, key config.GroupKey) {
 		return
 	}
 	x.State.ForgetGroup(key)
+}
+
+// StoreRollout stores a halt of a group's rollout, its end, or the group's good configuration. The caller has called
+// StoreRollout of the State.
+func (x *Executor) StoreRollout(ctx context.Context, key config.GroupKey, action plan.Action) {
+	var err error
+	switch now := x.Env.Now(); action.Kind {
+	case plan.Halt:
+		err = x.Groups.Halt(ctx, key, action.Version, action.Reason, now)
+	case plan.EndHalt:
+		err = x.Groups.EndHalt(ctx, key)
+	case plan.KeepGood:
+		err = x.Groups.KeepGood(ctx, key, action.Version, x.Renderer.Images(), now)
+	}
+	about := shardstate.GroupError(plan.AlertStorage, key, ident.ID{})
+	switch {
+	case err == nil:
+		x.State.ResolveError(about)
+	case ctx.Err() == nil:
+		x.Log.Warn("rollout not stored", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
+			"error", err)
+		x.State.RaiseError(about, fmt.Sprintf("%s: %v", action.Kind, err))
+	}
+	x.State.RolloutStored(key, err)
 }

@@ -3,6 +3,7 @@ package execute_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -58,6 +59,7 @@ type bench struct {
 	render                error
 	pushed, drained       []ident.ID
 	forgotten             []config.GroupKey
+	rollouts              []string // calls of Halt, EndHalt and KeepGood
 	forgetting            error
 }
 
@@ -93,6 +95,27 @@ func (b *bench) Drain(id ident.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drained = append(b.drained, id)
+}
+func (b *bench) Images() map[string]string { return map[string]string{"debian": "image"} }
+func (b *bench) Halt(_ context.Context, _ config.GroupKey, version record.GroupVersion, reason string,
+	_ time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rollouts = append(b.rollouts, fmt.Sprintf("halt %s: %s", version.InfraHash, reason))
+	return b.forgetting
+}
+func (b *bench) EndHalt(context.Context, config.GroupKey) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rollouts = append(b.rollouts, "end")
+	return b.forgetting
+}
+func (b *bench) KeepGood(_ context.Context, _ config.GroupKey, version record.GroupVersion,
+	images map[string]string, _ time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rollouts = append(b.rollouts, fmt.Sprintf("keep %s with %s", version.InfraHash, images["debian"]))
+	return b.forgetting
 }
 func (b *bench) Forget(_ context.Context, key config.GroupKey) error {
 	b.mu.Lock()

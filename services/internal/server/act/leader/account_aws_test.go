@@ -29,6 +29,8 @@ type argsRenderer struct {
 	args map[string]any
 }
 
+func (r argsRenderer) Images() map[string]string { return nil }
+
 func (r argsRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	m, err := r.shard.Render(ctx, group, rec)
 	m.Args = r.args

@@ -78,6 +78,8 @@ type gcpRenderer struct {
 	disk map[string]any
 }
 
+func (r gcpRenderer) Images() map[string]string { return nil }
+
 func (r gcpRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	m, err := r.shard.Render(ctx, group, rec)
 	m.Args = map[string]any{"disks": []any{r.disk}}

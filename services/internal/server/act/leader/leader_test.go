@@ -66,6 +66,14 @@ func (s *shard) Render(_ context.Context, _ config.Group, rec record.Instance) (
 func (s *shard) Push(context.Context, ident.ID) error          { return nil }
 func (s *shard) Drain(ident.ID)                                {}
 func (s *shard) Forget(context.Context, config.GroupKey) error { return nil }
+func (s *shard) Images() map[string]string                     { return nil }
+func (s *shard) Halt(context.Context, config.GroupKey, record.GroupVersion, string, time.Time) error {
+	return nil
+}
+func (s *shard) EndHalt(context.Context, config.GroupKey) error { return nil }
+func (s *shard) KeepGood(context.Context, config.GroupKey, record.GroupVersion, map[string]string, time.Time) error {
+	return nil
+}
 func (s *shard) Instance(e shardstate.InstanceEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -218,6 +218,14 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 		}
 	case plan.ForgetGroup:
 		l.Env.Go("forget group", func() { l.Executor.ForgetGroup(ctx, key) })
+	case plan.Halt, plan.EndHalt, plan.KeepGood:
+		if !l.State.StoreRollout(key) {
+			return
+		}
+		l.count(action.Kind)
+		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
+			"reason", action.Why())
+		l.Env.Go(string(action.Kind), func() { l.Executor.StoreRollout(ctx, key, action) })
 	case plan.RaiseError:
 		l.State.RaiseError(shardstate.GroupError(action.Alert, key, action.Instance), action.Why())
 	case plan.ResolveError:

@@ -24,6 +24,8 @@ type awsRenderer struct {
 	image string
 }
 
+func (r awsRenderer) Images() map[string]string { return nil }
+
 func (r awsRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	m, err := r.shard.Render(ctx, group, rec)
 	m.Args = map[string]any{"ImageId": r.image}

@@ -116,6 +116,8 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 // renderer returns a minimal machine without a template. Other tests cover the templates.
 type renderer struct{}
 
+func (renderer) Images() map[string]string { return nil }
+
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	return filegen.Machine{Args: group.Args, Userdata: []byte(fmt.Sprint(rec.Vars)), Hostname: rec.ID.String()}, nil
 }

@@ -189,7 +189,14 @@ func (c *call) ResumeGroup(_ context.Context, req *nstancev1.ResumeGroupRequest)
 	if err != nil {
 		return nil, err
 	}
-	c.state().ResumeRollout(c.key(req.GetGroup()))
+	key := c.key(req.GetGroup())
+	if err := c.Config.EndHalt(c, key); err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	c.state().ResumeRollout(key)
+	if view, ok := c.state().GroupView(key); ok {
+		group = c.groupStatus(view)
+	}
 	return &nstancev1.ResumeGroupResponse{Group: group}, nil
 }
 

@@ -62,7 +62,7 @@ func TestRolloutOfAGroup(t *testing.T) {
 func TestResumeStartsAHaltedRollout(t *testing.T) {
 	w := newTestShard(t)
 	key := config.GroupKey{Tenant: "prod", Group: "static"}
-	w.leader.State.RolloutFailed(key)
+	w.leader.State.RolloutFailed(key, "its VM is bad")
 	if s, _ := w.leader.State.Snapshot(key, nil); s.RolloutFailures != 1 {
 		t.Fatalf("%d failures", s.RolloutFailures)
 	}

@@ -1,0 +1,205 @@
+package shardconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// rollout is what is stored about the rollouts of one group. It is never changed.
+type rollout struct {
+	clusterstate.StoredRollout
+	good    config.Good // the content of Good
+	goodErr error       // why good cannot be used
+}
+
+func newRollout(stored clusterstate.StoredRollout) rollout {
+	r := rollout{StoredRollout: stored}
+	if stored.Good != nil {
+		r.good, r.goodErr = config.ParseGood(stored.Good.Config)
+	}
+	return r
+}
+
+// loadRollouts reads what is stored about the rollouts of the groups. It deletes what belongs to groups that no longer
+// exist, and writes again what was signed before the cluster's CA changed. A document that cannot be used counts as
+// missing.
+func (m *Manager) loadRollouts(ctx context.Context) (map[config.GroupKey]rollout, error) {
+	now, state := m.view(), m.signed()
+	all, err := state.ReadRollouts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rollouts := map[config.GroupKey]rollout{}
+	for _, stored := range all {
+		key := config.GroupKey{Tenant: stored.Tenant, Group: stored.Group}
+		_, exists := now.merged[key]
+		switch {
+		case stored.Err != nil:
+			m.log.Warn("what is stored about the rollouts of a group is not used", "tenant", key.Tenant, "group",
+				key.Group, "error", stored.Err)
+		case stored.Term > now.term:
+			return nil, &SupersededError{stored.Term}
+		case !exists:
+			if err := state.DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
+				m.log.Warn("not deleted", "error", err)
+			}
+			continue
+		case stored.Trust != state.Trust():
+			stored.Term = now.term
+			again, err := state.WriteRollout(ctx, stored)
+			if err != nil {
+				return nil, err
+			}
+			stored = again
+		}
+		rollouts[key] = newRollout(stored)
+	}
+	return rollouts, nil
+}
+
+// withRollout returns a group with what is stored about its rollouts.
+func withRollout(shard *config.Shard, g config.Group, r rollout) config.Group {
+	if shard.Terminating {
+		return g
+	}
+	return g.WithRollout(r.Rollout, func() (config.Group, error) {
+		if r.goodErr != nil {
+			return config.Group{}, r.goodErr
+		}
+		return shard.RolledBack(g, r.good, r.Good.Version)
+	})
+}
+
+// Halt records durably that the rollout of a group is halted. version is what the group runs. If that is the good
+// configuration to which it had returned, Halt records that the good one failed too. Halt does nothing if the group
+// runs another version meanwhile.
+func (m *Manager) Halt(ctx context.Context, key config.GroupKey, version record.GroupVersion, reason string,
+	at time.Time) error {
+	return m.changeRollout(ctx, key, func(_ inForce, g config.Group, doc *record.Rollout) (bool, error) {
+		switch halt := g.Halt; {
+		case !g.Version(version.Image).Is(version):
+			return false, nil
+		case g.RolledBack():
+			if !halt.GoodFailedAt.IsZero() {
+				return false, nil
+			}
+			again := halt.Halted
+			again.GoodFailedAt, again.GoodFailed = at.UTC(), reason
+			doc.Halted = &again
+		default:
+			doc.Halted = &record.Halted{At: at.UTC(), Reason: reason, Failed: version}
+		}
+		return true, nil
+	})
+}
+
+// KeepGood stores the present configuration of a group as the one to which a halt returns the group. version is that
+// configuration, and images has the IDs of the shard's images. KeepGood does nothing if the group runs another version
+// meanwhile.
+func (m *Manager) KeepGood(ctx context.Context, key config.GroupKey, version record.GroupVersion,
+	images map[string]string, at time.Time) error {
+	return m.changeRollout(ctx, key, func(now inForce, g config.Group, doc *record.Rollout) (bool, error) {
+		if g.RolledBack() || !g.Version(version.Image).Is(version) {
+			return false, nil
+		}
+		chosen, _ := now.groups.groups.Get(key)
+		content, err := now.shard.GoodOf(g, images, chosen).Encode()
+		doc.Good = &record.Good{At: at.UTC(), Version: version, Config: content}
+		return true, err
+	})
+}
+
+// EndHalt ends the halt of a group's rollout, if there is one. A group that had returned to its good configuration gets
+// its present one again.
+func (m *Manager) EndHalt(ctx context.Context, key config.GroupKey) error {
+	return m.changeRollout(ctx, key, func(_ inForce, _ config.Group, doc *record.Rollout) (bool, error) {
+		changed := doc.Halted != nil
+		doc.Halted = nil
+		return changed, nil
+	})
+}
+
+// changeRollout changes what is stored about the rollouts of a group, and puts it in force. The function change returns
+// whether it has changed doc. If another server has written the document first, changeRollout calls change again.
+func (m *Manager) changeRollout(ctx context.Context, key config.GroupKey,
+	change func(now inForce, g config.Group, doc *record.Rollout) (bool, error)) error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		now, state := m.view(), m.signed()
+		g, exists := now.merged[key]
+		if !exists {
+			return nil
+		}
+		next := now.rollouts[key].StoredRollout
+		next.Term, next.Tenant, next.Group = now.term, key.Tenant, key.Group
+		changed, err := change(now, g, &next.Rollout)
+		if err != nil || !changed {
+			return err
+		}
+		if next.Halted == nil && next.Good == nil {
+			if err := state.DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
+				return err
+			}
+			m.takeRollout(key, clusterstate.StoredRollout{})
+			return nil
+		}
+		written, err := state.WriteRollout(ctx, next)
+		if err == nil {
+			m.takeRollout(key, written)
+			return nil
+		}
+		if !errors.Is(err, objstore.ErrConflict) {
+			return err
+		}
+		fresh, readErr := state.ReadRollout(ctx, key.Tenant, key.Group)
+		switch {
+		case readErr != nil:
+			return readErr
+		case fresh.Term > now.term:
+			return &SupersededError{fresh.Term}
+		case fresh.Token == next.Token:
+			return err
+		}
+		m.takeRollout(key, fresh)
+	}
+}
+
+// takeRollout puts in force what is stored about the rollouts of a group, and passes the groups that it changes to the
+// applier.
+func (m *Manager) takeRollout(key config.GroupKey, stored clusterstate.StoredRollout) {
+	before := m.view()
+	rollouts := maps.Clone(before.rollouts)
+	if rollouts == nil {
+		rollouts = map[config.GroupKey]rollout{}
+	}
+	if rollouts[key] = newRollout(stored); stored.Halted == nil && stored.Good == nil && stored.Token == "" {
+		delete(rollouts, key)
+	}
+	merged := m.merge(before.shard, before.groups, rollouts)
+	changed := changedGroups(before.merged, merged)
+	m.update(func(f *inForce) { f.rollouts, f.merged = rollouts, merged })
+	if before.applier != nil && len(changed) > 0 {
+		before.applier.ApplyGroups(merged, changed)
+	}
+}
+
+// forgetRollout deletes what is stored about the rollouts of a group that is forgotten. The caller holds changing.
+func (m *Manager) forgetRollout(ctx context.Context, key config.GroupKey) error {
+	if _, ok := m.view().rollouts[key]; !ok {
+		return nil
+	}
+	if err := m.signed().DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
+		return fmt.Errorf("forget %s: %w", key, err)
+	}
+	m.takeRollout(key, clusterstate.StoredRollout{})
+	return nil
+}

@@ -1,0 +1,114 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// StoredRollout is what is stored about the rollouts of one group.
+type StoredRollout struct {
+	record.Rollout
+	Token objstore.Token
+	// Err says why the document cannot be used: it is damaged, forged, or written by a newer version of Nstance. Only
+	// Tenant, Group and Token are set then.
+	Err error
+}
+
+// ReadRollouts reads what is stored about the rollouts of the shard's groups.
+func (s *State) ReadRollouts(ctx context.Context) ([]StoredRollout, error) {
+	if err := s.checkShard(); err != nil {
+		return nil, fmt.Errorf("read rollouts: %w", err)
+	}
+	entries, err := s.options.Shard.List(ctx, keys.RolloutPrefix(s.options.ShardID))
+	if err != nil {
+		return nil, fmt.Errorf("read rollouts: %w", err)
+	}
+	all, err := load(ctx, s, len(entries), func(ctx context.Context, i int) (StoredRollout, error) {
+		return s.readRollout(ctx, entries[i].Key)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read rollouts: %w", err)
+	}
+	return all, nil
+}
+
+// ReadRollout reads what is stored about the rollouts of one group. All fields but Tenant and Group are zero if there
+// is nothing.
+func (s *State) ReadRollout(ctx context.Context, tenant, group string) (StoredRollout, error) {
+	stored, err := s.readRollout(ctx, keys.Rollout(s.options.ShardID, tenant, group))
+	if errors.Is(err, objstore.ErrNotFound) {
+		return StoredRollout{Rollout: record.Rollout{Tenant: tenant, Group: group}}, nil
+	}
+	return stored, err
+}
+
+func (s *State) readRollout(ctx context.Context, key string) (StoredRollout, error) {
+	before := s.options.Marks.Highest(key)
+	object, err := s.options.Shard.Get(ctx, key)
+	if err != nil {
+		return StoredRollout{}, err
+	}
+	stored := StoredRollout{Token: object.Token}
+	parsed, err := keys.Parse(key)
+	if err == nil {
+		var doc record.Rollout
+		opened, failed := s.openDocument(ctx, key, object.Body, before)
+		if err = failed; err == nil {
+			doc, err = record.DecodeRollout(opened.Content)
+		}
+		if err == nil {
+			err = errors.Join(belongs("tenant", doc.Tenant, parsed.Tenant), belongs("group", doc.Group, parsed.Name))
+		}
+		if err == nil {
+			stored.Rollout = doc
+		}
+	}
+	if ctx.Err() != nil {
+		return StoredRollout{}, ctx.Err()
+	}
+	if err != nil {
+		stored.Tenant, stored.Group = parsed.Tenant, parsed.Name
+		stored.Err = fmt.Errorf("read %s: %w", key, err)
+	}
+	return stored, nil
+}
+
+// WriteRollout writes what is stored about the rollouts of a group. It sets the document's schema, revision and trust.
+// It returns objstore.ErrConflict unless the present version has the token of stored; "" means that there is none.
+func (s *State) WriteRollout(ctx context.Context, stored StoredRollout) (StoredRollout, error) {
+	fail := func(err error) (StoredRollout, error) {
+		return StoredRollout{}, fmt.Errorf("write rollout of %s/%s: %w", stored.Tenant, stored.Group, err)
+	}
+	if err := s.checkShard(); err != nil {
+		return fail(err)
+	}
+	key := keys.Rollout(s.options.ShardID, stored.Tenant, stored.Group)
+	stored.Schema, stored.Err = record.RolloutSchema, nil
+	stored.Revision = max(stored.Revision, s.options.Marks.Highest(key)) + 1
+	stored.Trust = s.Trust()
+	text, err := stored.Encode()
+	if err == nil {
+		text, err = s.signDocument(ctx, key, stored.Revision, text)
+	}
+	if err == nil {
+		stored.Token, err = s.put(ctx, s.options.Shard, key, text, stored.Token)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	s.noteWritten(key, text, stored.Revision)
+	return stored, nil
+}
+
+// DeleteRollout deletes what is stored about the rollouts of a group. It is no error if there is nothing.
+func (s *State) DeleteRollout(ctx context.Context, tenant, group string) error {
+	if err := s.options.Shard.Delete(ctx, keys.Rollout(s.options.ShardID, tenant, group)); err != nil {
+		return fmt.Errorf("delete rollout of %s/%s: %w", tenant, group, err)
+	}
+	return nil
+}
