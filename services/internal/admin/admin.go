@@ -81,6 +81,8 @@ type app struct {
 	started bool
 	// running is the command that runs, or nil if none was started.
 	running *cobra.Command
+	// severalShards is set if the command asks more than one shard.
+	severalShards bool
 	// freeSpace returns the free space in bytes on the disk of a directory.
 	freeSpace func(dir string) (uint64, error)
 	// sleep waits for d, or until ctx ends.

@@ -91,6 +91,8 @@ func (c terminalless) transcript(t *testing.T, replace *strings.Replacer, args .
 		strings.Join(args, " "), stdout, stderr, code))
 }
 
+const month = 30 * 24 * time.Hour
+
 const (
 	firstID  = "wrk06gx5zsg2nrrqcrz0000000000"
 	secondID = "wrk06gx5zsg2nrrqcrz0000000008"
@@ -185,7 +187,7 @@ func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *str
 	a, b = fixture("us-a"), fixture("us-b")
 	addrA, _ := c.Serve(t, "us-a", a)
 	addrB, _ := c.Serve(t, "us-b", b)
-	dir := c.Identity(t, "default", fleettest.Now, 30*24*time.Hour)
+	dir := c.Identity(t, "default", fleettest.Now, month)
 	cli.env = map[string]string{envServers: "us-a=" + addrA + ",us-b=" + addrB, envIdentity: dir}
 	return cli, a, b, strings.NewReplacer(addrA, "10.0.0.1:8993", addrB, "10.0.0.2:8993", dir, "/identity")
 }
@@ -208,6 +210,8 @@ func TestTranscripts(t *testing.T) {
 		"group-list":         {args: "group list --all-shards"},
 		"group-list-one":     {args: "group list --shard us-b"},
 		"group-list-json":    {args: "group list --shard us-a -o json"},
+		"group-list-wide":    {args: "group list --all-shards -o wide"},
+		"instance-list-wide": {args: "instance list --all-shards -o wide"},
 		"group-list-yaml":    {args: "group list --shard us-a -o yaml"},
 		"group-list-partial": {args: "group list --all-shards", b: down},
 		"group-list-partial-json": {args: "group list --all-shards -o json", b: func(s *fleettest.Shard) {
@@ -379,6 +383,42 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
+// TestTablesFit checks that the tables with ordinary names fit into 80 columns. The last column, a note, may be longer.
+func TestTablesFit(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	cli := terminalless{env: map[string]string{envIdentity: c.Identity(t, "default", fleettest.Now, month)}}
+	for _, zone := range []string{"us-west-2a", "us-west-2b"} {
+		shard := fixture(zone)
+		shard.Status.LeaderId, shard.Status.HeirId = zone+"-1", zone+"-2"
+		shard.Status.StandbyIds = []string{zone + "-2"}
+		shard.Config.Etag = "9bb58f26192e4ba00f01e2e7b136bbd8"
+		shard.Instances[0].ProviderId = "i-0a1b2c3d4e5f60718"
+		shard.Orphans = []*nstancev1.Orphan{{ProviderId: "i-0a1b2c3d4e5f60718", InstanceId: firstID, Tenant: "default",
+			Group: "workers", State: "running", LaunchedAt: ago(time.Hour)}}
+		shard.History = append(shard.History, &nstancev1.JournalEvent{Position: "7-4", At: ago(time.Second),
+			Kind: "registration_refused", Group: "workers", InstanceId: firstID, Actor: "alice", Message: "nonce"})
+		addr, _ := c.Serve(t, zone, shard)
+		cli.env[envServers] += zone + "=" + addr + ","
+	}
+	for _, line := range []string{"group list --all-shards", "instance list --all-shards", "status", "version --all",
+		"server list --all-shards", "orphans list --all-shards", "config status --all-shards",
+		"explain group workers --shard us-west-2a", "explain group batch --all-shards", "context list"} {
+		rows := strings.Split(cli.must(t, strings.Fields(line)...), "\n")
+		note := 80 // where the last column begins; other lines have no columns
+		for _, row := range rows {
+			if row == "" || row == strings.ToUpper(row) {
+				note = strings.LastIndex(row, "   ")
+			}
+			if strings.HasPrefix(row, "Group:") {
+				note = 0
+			}
+			if len([]rune(row)) > 80 && note > 80-3 {
+				t.Errorf("%s: the last column begins at %d: %s", line, note, row)
+			}
+		}
+	}
+}
+
 // limited makes the shard report that its first group waits because of create_rate_limit.
 func limited(s *fleettest.Shard) {
 	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
@@ -405,19 +445,19 @@ func orphaned(s *fleettest.Shard) {
 func TestEnvironment(t *testing.T) {
 	cli, a, _, _ := shards(t)
 	cli.env[envShard] = "us-b"
-	if out := cli.must(t, "group", "list"); strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
+	if out := cli.must(t, "status"); strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
-	if out := cli.must(t, "group", "list", "--shard", "us-a"); strings.Contains(out, "us-b") {
+	if out := cli.must(t, "status", "--shard", "us-a"); strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
-	if out := cli.must(t, "group", "list", "--all-shards"); !strings.Contains(out, "us-a") ||
+	if out := cli.must(t, "status", "--all-shards"); !strings.Contains(out, "us-a") ||
 		!strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
 	delete(cli.env, envShard)
 	one, _, _ := strings.Cut(cli.env[envServers], ",")
-	if out := cli.must(t, "group", "list", "--servers", one); !strings.Contains(out, "us-a") {
+	if out := cli.must(t, "status", "--servers", one); !strings.Contains(out, "us-a") {
 		t.Error(out)
 	}
 	if len(a.Calls) == 0 {
@@ -426,7 +466,7 @@ func TestEnvironment(t *testing.T) {
 	// A certificate in the last third of its life causes a warning.
 	cli.env[envIdentity] = fleettest.NewCluster(t, "example").Identity(t, "default",
 		fleettest.Now.Add(-21*24*time.Hour), 30*24*time.Hour)
-	_, stderr, code := cli.run(t, "group", "list", "--all-shards")
+	_, stderr, code := cli.run(t, "status", "--all-shards")
 	if code != exitOK || !strings.Contains(stderr, "ends at 2026-08-06T10:00:00Z") {
 		t.Error(code, stderr)
 	}

@@ -216,7 +216,7 @@ func (a *app) writeRestoration(w io.Writer, r restoration) error {
 	if _, err := fmt.Fprintf(w, "Cluster %s in %s\n\n", r.Cluster, r.Bucket); err != nil {
 		return err
 	}
-	if err := writeTable(w, a.style.out, []string{"SHARD", "HOME BEFORE", "LOCK", "RESULT"}, rows); err != nil {
+	if err := a.table(w, []string{"SHARD", "HOME BEFORE", "LOCK", "RESULT"}, rows); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(w, "\nServers that use this bucket may lead now. VMs without a record wait for "+

@@ -68,7 +68,7 @@ needs space for all objects of the archive.`,
 			return err
 		}
 		if bad := problemsIn(result.Findings); bad > 0 {
-			return withHint(fmt.Errorf("%d problems of %s", bad, args[0]), "see NEXT above for each of them")
+			return withHint(fmt.Errorf("%s of %s", count(bad, "problem"), args[0]), "see NEXT above for each of them")
 		}
 		return nil
 	}
@@ -76,7 +76,8 @@ needs space for all objects of the archive.`,
 }
 
 func (a *app) writeRestoreCheck(w io.Writer, r restoreCheck) error {
-	if _, err := fmt.Fprintf(w, "Cluster %s, %d objects, from %s to %s\n\n", r.Cluster, len(r.Objects), stamp(r.Began),
+	if _, err := fmt.Fprintf(w, "Cluster %s, %s, from %s to %s\n\n", r.Cluster,
+		count(len(r.Objects), "object"), stamp(r.Began),
 		stamp(r.Ended)); err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []
 		}
 		return found
 	}
-	found := []finding{{"archive", true, fmt.Sprintf("%d objects, as they were copied", len(m.Objects)), ""}}
+	found := []finding{{"archive", true, count(len(m.Objects), "object") + ", as they were copied", ""}}
 	changed := 0
 	for _, object := range m.Objects {
 		if object.Changed && !object.Moving() {
@@ -326,19 +327,19 @@ func (r *restored) checkGroups(ctx context.Context, shard *config.Shard) (found 
 	}
 	total := 0
 	for _, group := range slices.SortedFunc(maps.Keys(records), compareGroups) {
-		count := records[group]
+		n := records[group]
 		if _, ok := groups[group]; ok {
-			total += count
+			total += n
 			continue
 		}
 		found = append(found, finding{fmt.Sprintf("group %s of shard %s", group, name), false,
-			fmt.Sprintf("%d instances belong to it, and there is no such group: after a restore the leader drains and "+
-				"deletes their VMs", count),
+			count(n, "record") + " of instances name it, and there is no such group: after a restore the leader " +
+				"drains and deletes their VMs",
 			"restore config/ and groups/ of the same time as the records, or add the group before servers start"})
 	}
 	if found == nil {
-		found = []finding{{"groups of shard " + name, true, fmt.Sprintf("%d groups with %d instances", len(groups),
-			total), ""}}
+		found = []finding{{"groups of shard " + name, true, fmt.Sprintf("%s with %s", count(len(groups), "group"),
+			count(total, "instance")), ""}}
 	}
 	return found, nil
 }

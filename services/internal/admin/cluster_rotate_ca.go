@@ -226,7 +226,8 @@ func (a *app) reportFollowing(f clusterstate.Following, reported map[string]stri
 		if !shard.Leader {
 			leader = "its leader has not followed yet"
 		}
-		text := fmt.Sprintf("%s, %d of %d instances", leader, shard.Instances-len(shard.Behind), shard.Instances)
+		text := fmt.Sprintf("%s, %d of %s", leader, shard.Instances-len(shard.Behind),
+			count(shard.Instances, "instance"))
 		if n := len(shard.Behind); n > 0 && n <= 3 {
 			text += fmt.Sprintf(", waiting for %v", shard.Behind)
 		}

@@ -306,7 +306,8 @@ On a terminal, "rotate-key" asks for a confirmation. Without a terminal, it runs
 			}
 			if err == nil {
 				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "secrets_resealed",
-					Message: fmt.Sprintf("%d secrets, %d failed, key %s", len(names), len(errs), result.KeyID)})
+					Message: fmt.Sprintf("%s, %d failed, key %s", count(len(names), "secret"), len(errs),
+						result.KeyID)})
 			}
 			return err
 		})
@@ -314,12 +315,13 @@ On a terminal, "rotate-key" asks for a confirmation. Without a terminal, it runs
 			return err
 		}
 		err = a.show(*f, result, func(w io.Writer) error {
-			return writeTable(w, a.style.out, []string{"NAME", "KEY " + result.KeyID},
+			return a.table(w, []string{"NAME", "KEY " + result.KeyID},
 				rowsOf(result.Secrets, func(entry rotated) []cell { return plain(entry.Name, entry.what()) }))
 		})
 		if len(errs) > 0 {
-			err = withHint(fmt.Errorf("%d of %d secrets are not under the current key: %w", len(errs),
-				len(result.Secrets), errs[0]), "give every key that is still in use with --old-key, and run it again")
+			err = withHint(fmt.Errorf("%d of %s are not under the current key: %w", len(errs),
+				count(len(result.Secrets), "secret"), errs[0]),
+				"give every key that is still in use with --old-key, and run it again")
 		}
 		return err
 	}

@@ -88,7 +88,7 @@ func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error)
 		a.note("Warning: documents changed all the time, so the archive may have them as of different moments; " +
 			"manifest.json marks them as changed. Make another one when less happens.")
 	}
-	return a.line("%s: %d objects of cluster %s, %d bytes", path, len(m.Objects), c.id, size)
+	return a.line("%s: %s of cluster %s, %d bytes", path, count(len(m.Objects), "object"), c.id, size)
 }
 
 // tempRoot makes a directory that only this user can read. The returned function deletes the directory.

@@ -49,15 +49,16 @@ and deletes it again. It changes nothing else. It does not look for VMs without 
 		err = a.show(*f, result, func(w io.Writer) error {
 			if len(result.Problems) > 0 {
 				rows := rowsOf(result.Problems, func(p objectProblem) []cell { return plain(p.Key, p.Problem) })
-				if err := writeTable(w, a.style.out, []string{"OBJECT", "PROBLEM"}, rows); err != nil {
+				if err := a.table(w, []string{"OBJECT", "PROBLEM"}, rows); err != nil {
 					return err
 				}
 			}
-			_, err := fmt.Fprintf(w, "%d objects, %d problems\n", result.Objects, len(result.Problems))
+			_, err := fmt.Fprintf(w, "%s, %s\n", count(result.Objects, "object"),
+				count(len(result.Problems), "problem"))
 			return err
 		})
 		if n := len(result.Problems); n > 0 && err == nil {
-			err = fmt.Errorf("%d problems in the bucket", n)
+			err = fmt.Errorf("%s in the bucket", count(n, "problem"))
 			isSealed := func(p objectProblem) bool {
 				return strings.Contains(p.Problem, envelope.ErrUnknownKey.Error())
 			}

@@ -70,7 +70,7 @@ var completions = map[string][]string{
 	"nstance-admin instance list --group wo":         {"workers"},
 	"nstance-admin explain instance " + firstID[:27]: {firstID, secondID},
 	"nstance-admin context use ":                     {"dev", "prod"},
-	"nstance-admin group describe workers --output ": {"json", "table", "yaml"},
+	"nstance-admin group describe workers --output ": {"json", "table", "wide", "yaml"},
 }
 
 // completionWorld starts two shards and returns the environment of a shell in which the program is on the path.

@@ -50,8 +50,8 @@ func (a *app) writeConfigStatus(w io.Writer, answers answers[*nstancev1.GetConfi
 	if len(rows) == 0 {
 		return nil
 	}
-	if err := writeTable(w, a.style.out, []string{"SHARD", "CLUSTER", "LEADER", "TERM", "GENERATION", "ETAG",
-		"MODIFIED", "SIZE", "STATE"}, rows); err != nil {
+	if err := a.table(w, []string{"SHARD", "+CLUSTER", "+LEADER", "+TERM", "GENERATION", "+ETAG",
+		"MODIFIED", "+SIZE", "STATE"}, rows); err != nil {
 		return err
 	}
 	for _, answer := range answers {
@@ -66,7 +66,7 @@ func (a *app) configRow(answer fleet.Answer[*nstancev1.GetConfigStatusResponse])
 		stamp(fleet.Time(c.GetLastModified())), num(c.GetSize()), "applied")
 	row[8].paint = a.style.out.good
 	if c.GetRefusedEtag() != "" || len(c.GetProblems()) > 0 {
-		row[8].text = fmt.Sprintf("newer one refused: %d problems", len(c.GetProblems()))
+		row[8].text = "newer one refused: " + count(len(c.GetProblems()), "problem")
 		row[8].paint = a.style.out.bad
 	}
 	return row
@@ -167,7 +167,7 @@ type validationProblem struct {
 
 func invalid(file string, problems config.Problems) error {
 	n := len(problems.Errors())
-	return withHint(fmt.Errorf("%s is not a valid configuration: %d problems", file, n),
+	return withHint(fmt.Errorf("%s is not a valid configuration: %s", file, count(n, "problem")),
 		"docs/reference/configuration.md describes every field")
 }
 

@@ -211,7 +211,7 @@ func TestClusterJournal(t *testing.T) {
 	if _, err := b.store.Put(t.Context(), keys.ClusterJournalPrefix()+"x", []byte("x"), objstore.Always()); err != nil {
 		t.Fatal(err)
 	}
-	b.fails(t, exitFailure, "problems in the bucket", b.args("cluster", "verify")...)
+	b.fails(t, exitFailure, "1 problem in the bucket", b.args("cluster", "verify")...)
 
 	// With a wrong key, no object is damaged.
 	t.Setenv("NSTANCE_OTHER_KEY", strings.Repeat("k", 32))

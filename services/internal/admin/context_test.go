@@ -18,7 +18,7 @@ func TestContexts(t *testing.T) {
 	}
 	identity := cli.env[envIdentity]
 	cli.env = map[string]string{"HOME": home}
-	if _, stderr, code := cli.run(t, "group", "list"); code != exitUsage || !strings.Contains(stderr, "context use") {
+	if _, stderr, code := cli.run(t, "config", "status"); code != exitUsage || !strings.Contains(stderr, "context use") {
 		t.Error(code, stderr)
 	}
 	if _, stderr, code := cli.run(t, "context", "list"); code != exitOK || !strings.Contains(stderr, "no contexts") {
@@ -31,31 +31,31 @@ func TestContexts(t *testing.T) {
 		t.Error(code, stderr)
 	}
 	cli.must(t, "context", "use", "a")
-	if out := cli.must(t, "group", "list"); !strings.Contains(out, "us-a") || strings.Contains(out, "us-b") {
+	if out := cli.must(t, "config", "status"); !strings.Contains(out, "us-a") || strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
 	cli.must(t, "context", "use", "both")
-	if out := cli.must(t, "group", "list"); strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
+	if out := cli.must(t, "config", "status"); strings.Contains(out, "us-a") || !strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
-	if out := cli.must(t, "group", "list", "--shard", "us-a"); !strings.Contains(out, "us-a") {
+	if out := cli.must(t, "config", "status", "--shard", "us-a"); !strings.Contains(out, "us-a") {
 		t.Error(out)
 	}
 	cli.env[envContext] = "a"
-	if out := cli.must(t, "group", "list"); !strings.Contains(out, "us-a") || strings.Contains(out, "us-b") {
+	if out := cli.must(t, "config", "status"); !strings.Contains(out, "us-a") || strings.Contains(out, "us-b") {
 		t.Error(out)
 	}
 	if out := cli.must(t, "context", "list"); !strings.Contains(out, "*   a") || !strings.Contains(out, "both") {
 		t.Error(out)
 	}
 	cli.env[envContext] = "gone"
-	if _, stderr, code := cli.run(t, "group", "list"); code != exitFailure ||
+	if _, stderr, code := cli.run(t, "config", "status"); code != exitFailure ||
 		!strings.Contains(stderr, "context list") {
 		t.Error(code, stderr)
 	}
 	cli.env[envContext] = ""
 	writeFile(t, file, []byte("context: a\n"))
-	if _, stderr, code := cli.run(t, "group", "list"); code != exitFailure || !strings.Contains(stderr, "config.yaml") {
+	if _, stderr, code := cli.run(t, "config", "status"); code != exitFailure || !strings.Contains(stderr, "config.yaml") {
 		t.Error(code, stderr)
 	}
 }

@@ -109,7 +109,8 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 			return err
 		}
 		if bad := problemsIn(d.Findings); bad > 0 {
-			return withHint(fmt.Errorf("%d problems of shard %s", bad, o.shard), "see NEXT above for each of them")
+			return withHint(fmt.Errorf("%s of shard %s", count(bad, "problem"), o.shard),
+				"see NEXT above for each of them")
 		}
 		return nil
 	}
@@ -296,7 +297,7 @@ func (a *app) writeDiagnosis(w io.Writer, d diagnosis) error {
 		}
 		rows = append(rows, append([]cell{verdict}, plain(f.Check, f.Result, f.Next)...))
 	}
-	if err := writeTable(w, a.style.out, []string{"", "CHECK", "RESULT", "NEXT"}, rows); err != nil {
+	if err := a.table(w, []string{"", "CHECK", "RESULT", "NEXT"}, rows); err != nil {
 		return err
 	}
 	for _, c := range d.Consoles {

@@ -418,7 +418,7 @@ func TestDoctorShowsConsoles(t *testing.T) {
 	for _, env := range []map[string]string{{envServers: "dev-1=127.0.0.1:1"},
 		{envServers: "dev-1=127.0.0.1:1,dev-2=127.0.0.1:2", envShard: "dev-1"}} {
 		p.env = env
-		p.fails(t, exitFailure, "problems of shard dev-1", p.args("doctor")...)
+		p.fails(t, exitFailure, "of shard dev-1", p.args("doctor")...)
 	}
 }
 

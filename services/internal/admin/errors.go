@@ -58,7 +58,7 @@ func (e *shardsError) Error() string {
 	if e.of == 1 && len(e.errs) == 1 {
 		return e.errs[0].Error()
 	}
-	return fmt.Sprintf("%d of %d shards failed", len(e.errs), e.of)
+	return fmt.Sprintf("%d of %s failed", len(e.errs), count(e.of, "shard"))
 }
 
 // report prints an error and what to do next.
@@ -70,7 +70,7 @@ func (a *app) report(err error) {
 		if all && !slices.ContainsFunc(shards.errs, func(e *fleet.Error) bool {
 			return e.Message != first.Message || e.Hint != first.Hint
 		}) {
-			a.complain(fmt.Sprintf("each of %d shards: %s", shards.of, first.Message), first.Hint)
+			a.complain(fmt.Sprintf("each of %s: %s", count(shards.of, "shard"), first.Message), first.Hint)
 			return
 		}
 		for _, e := range shards.errs {

@@ -100,7 +100,7 @@ func (a *app) followEvents(ctx context.Context, conn *fleet.Fleet, shards []stri
 		Found: func(shard string) { a.note("shard %s: connected again", shard) },
 	})
 	if len(failed) > 0 { // already reported
-		return fmt.Errorf("%d of %d shards could not be followed", len(failed), len(shards))
+		return fmt.Errorf("%d of %s could not be followed", len(failed), count(len(shards), "shard"))
 	}
 	return broken
 }
@@ -226,7 +226,7 @@ func (a *app) writeHistory(w io.Writer, answers answers[*nstancev1.ListEventsRes
 		}
 		rows = append(rows, row)
 	}
-	return writeTable(w, a.style.out, []string{"TIME", "SHARD", "EVENT", "GROUP", "INSTANCE", "CAUSE", "BY", "TOOK",
+	return a.table(w, []string{"TIME", "SHARD", "EVENT", "GROUP", "INSTANCE", "CAUSE", "BY", "TOOK",
 		"WHY"}, rows)
 }
 

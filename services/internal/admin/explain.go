@@ -87,7 +87,7 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 	fmt.Fprintln(w)
 	if len(e.GetActions()) == 0 {
 		fmt.Fprintln(w, printable(fleet.Idle(e)))
-	} else if err := writeTable(w, a.style.out, []string{"NEXT", "INSTANCE", "REPLACES", "BY", "WHY"},
+	} else if err := a.table(w, []string{"NEXT", "INSTANCE", "BY", "WHY"},
 		rowsOf(e.GetActions(), actionRow)); err != nil {
 		return err
 	}
@@ -95,16 +95,20 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 		return nil
 	}
 	fmt.Fprintln(w)
-	return writeTable(w, a.style.out, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "UNDER WAY", "DRAINED BY"},
+	return a.table(w, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "+DRAINED BY", "UNDER WAY"},
 		rowsOf(e.GetInstances(), verdictRow))
 }
 
 func actionRow(action *nstancev1.PlannedAction) []cell {
-	return plain(action.GetKind(), action.GetInstanceId(), action.GetReplaces(),
-		stamp(fleet.Time(action.GetDeadline())), action.GetReason())
+	replaces := ""
+	if action.GetReplaces() != "" {
+		replaces = "replaces " + action.GetReplaces()
+	}
+	return plain(action.GetKind(), action.GetInstanceId(), stamp(fleet.Time(action.GetDeadline())),
+		join(action.GetReason(), replaces))
 }
 
 func verdictRow(v *nstancev1.InstanceVerdict) []cell {
 	return plain(v.GetInstanceId(), num(v.GetRule()), v.GetRuleName(), stamp(fleet.Time(v.GetUntil())),
-		cmp.Or(v.GetWork(), v.GetDrainWaits()), stamp(fleet.Time(v.GetDrainDeadline())))
+		stamp(fleet.Time(v.GetDrainDeadline())), cmp.Or(v.GetWork(), v.GetDrainWaits()))
 }

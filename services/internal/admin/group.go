@@ -60,8 +60,8 @@ func (a *app) writeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResp
 	if len(rows) == 0 {
 		return a.none(fleet.Failed(answers), "There are no groups.")
 	}
-	return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
-		"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
+	return a.table(w, []string{"*SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "+TEMPLATE",
+		"+TYPE", "+POOL", "ORIGIN", "NOTE"}, rows)
 }
 
 // none prints a text that says that nothing was found. It prints nothing if a shard failed.
@@ -109,7 +109,7 @@ func outdated(g *nstancev1.GroupStatus) string {
 	if g.GetOutdated() == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d instances", g.GetOutdated())
+	return count(g.GetOutdated(), "instance")
 }
 
 func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
@@ -302,8 +302,8 @@ func rollout[Q proto.Message, M interface {
 			if g.GetPaused() {
 				state = "is paused"
 			}
-			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %d instances are outdated", answer.Shard,
-				g.GetGroup(), state, g.GetOutdated(), g.GetActualSize())
+			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %s outdated", answer.Shard, g.GetGroup(), state,
+				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
 		err := ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
@@ -407,12 +407,12 @@ func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
 			fmt.Fprintf(w, "%s: group %s: size %d → %d, %d there\n", p.Shard, p.Group, p.PreviousSize, p.Size,
 				p.ActualSize)
 			if p.Size > p.ActualSize {
-				fmt.Fprintf(w, "%s: %d instances would be created\n", p.Shard, p.Size-p.ActualSize)
+				fmt.Fprintf(w, "%s: %s would be created\n", p.Shard, count(p.Size-p.ActualSize, "instance"))
 			}
 			if p.Plan.Of == nil {
 				if p.Size < p.ActualSize {
-					fmt.Fprintf(w, "%s: %d instances would be deleted; this leader does not say which\n", p.Shard,
-						p.ActualSize-p.Size)
+					fmt.Fprintf(w, "%s: %s would be deleted; this leader does not say which\n", p.Shard,
+						count(p.ActualSize-p.Size, "instance"))
 				}
 				continue
 			}
@@ -442,7 +442,8 @@ func (a *app) askTotal(s *scope, size string) (total bool, err error) {
 	if n := len(f.Shards()); n == 1 {
 		return false, nil
 	} else if !isTerminal(a.Stdin) {
-		return false, &usageError{err: fmt.Errorf("is %s the size in each of %d shards, or in all together?", size, n),
+		return false, &usageError{err: fmt.Errorf("is %s the size in each of %s, or in all together?", size,
+			count(n, "shard")),
 			hint: "add --per-shard or --total"}
 	}
 	fmt.Fprintf(a.Stderr, "Is %s the size in each of %s, or in all together? Type per-shard or total: ", size,
@@ -586,8 +587,8 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		}
 		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
 			g := answer.Message.GetGroup()
-			return fmt.Sprintf("%s: group %s is changed, %d of %d instances are outdated", answer.Shard, g.GetGroup(),
-				g.GetOutdated(), g.GetActualSize())
+			return fmt.Sprintf("%s: group %s is changed, %d of %s outdated", answer.Shard, g.GetGroup(),
+				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
 		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
 			Group: args[0], Patch: patch.JSON(), MustExist: true}, lines(line))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -78,7 +79,7 @@ func TestTextsNameFlags(t *testing.T) {
 		cmd.PersistentFlags().VisitAll(func(f *pflag.Flag) { known["--"+f.Name] = true })
 	})
 	checked := 0
-	for _, text := range texts(t, ".", "fleet", "httpapi", "web") {
+	for _, text := range texts(t, ".", "fleet", "serve/httpapi", "serve/web") {
 		for n, part := range strings.Split(text, "nstance-admin ") {
 			args := strings.Fields(part)
 			cmd, rest, err := root.Find(args)
@@ -99,6 +100,18 @@ func TestTextsNameFlags(t *testing.T) {
 	}
 	if checked < 100 {
 		t.Errorf("only %d flags were checked", checked)
+	}
+}
+
+// TestPlurals checks that numbers of things are written by count, which says "1 instance", and not "1 instances".
+func TestPlurals(t *testing.T) {
+	plural := regexp.MustCompile(`%d [A-Za-z]*[a-z]s\b`)
+	for _, text := range texts(t, ".", "fleet") {
+		for _, found := range plural.FindAllString(text, -1) {
+			if !slices.Contains([]string{"%d bytes", "%d ends", "%d is"}, found) {
+				t.Errorf("%q: write %q with count", text, found)
+			}
+		}
 	}
 }
 

@@ -45,8 +45,8 @@ func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstanc
 	if len(rows) == 0 {
 		return a.none(fleet.Failed(answers), "There are no instances.")
 	}
-	return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE",
-		"ADDRESS", "PROVIDER ID", "NOTE"}, rows)
+	return a.table(w, []string{"*SHARD", "INSTANCE", "GROUP", "+STATE", "HEALTH", "AGE", "+TYPE",
+		"+ADDRESS", "+PROVIDER ID", "NOTE"}, rows)
 }
 
 func (a *app) instanceRow(shard string, i *nstancev1.InstanceStatus) []cell {

@@ -157,7 +157,7 @@ func (a *app) instanceName(cmd *cobra.Command, text string, past bool) (string, 
 		}
 		hint += "\n  " + l.String()
 	}
-	return "", &usageError{err: fmt.Errorf("%q names %d instances", text, len(found)), hint: hint}
+	return "", &usageError{err: fmt.Errorf("%q names %s", text, count(len(found), "instance")), hint: hint}
 }
 
 // knownInstances returns the instances of shards. An error says which shard did not answer.

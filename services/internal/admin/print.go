@@ -65,13 +65,14 @@ func (a *app) note(format string, args ...any) {
 // format is the output format of a command.
 type format string
 
-var formats = []string{"table", "json", "yaml"}
+var formats = []string{"table", "wide", "json", "yaml"}
 
 // outputFlag adds --output to a command.
 func outputFlag(cmd *cobra.Command) *format {
 	f := new(format)
 	*f = "table"
-	cmd.Flags().VarP((*formatValue)(f), "output", "o", "output format: table, json or yaml")
+	cmd.Flags().VarP((*formatValue)(f), "output", "o",
+		"output format: table, wide (a table with more columns), json or yaml")
 	// This call fails only if the flag already has a completion function.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f
@@ -126,6 +127,27 @@ func plain(texts ...string) []cell {
 	return cells
 }
 
+// table writes rows as [writeTable] does. A column with a "+" before its name is only in the format "wide". A column
+// with a "*" before its name, such as that of the shards, is only there if the command asks several shards.
+func (a *app) table(w io.Writer, head []string, rows [][]cell) error {
+	wide := a.running != nil && flagText(a.running, "output") == "wide"
+	hidden := func(name string) bool {
+		return strings.HasPrefix(name, "+") && !wide || strings.HasPrefix(name, "*") && !a.severalShards
+	}
+	shown := make([][]cell, len(rows))
+	var names []string
+	for column, name := range head {
+		if hidden(name) {
+			continue
+		}
+		names = append(names, strings.TrimLeft(name, "+*"))
+		for n, row := range rows {
+			shown[n] = append(shown[n], row[column])
+		}
+	}
+	return writeTable(w, a.style.out, names, shown)
+}
+
 // writeTable writes rows in aligned columns under a header. It replaces control characters, which external names may
 // contain, by '?'.
 func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
@@ -175,7 +197,7 @@ func showAll[T any](a *app, f format, value any, items []T, none string, head []
 			a.note("%s", none)
 			return nil
 		}
-		return writeTable(w, a.style.out, head, rowsOf(items, row))
+		return a.table(w, head, rowsOf(items, row))
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -103,6 +102,7 @@ func (a *app) connect(s *scope) (*fleet.Fleet, []string, error) {
 		f.Close()
 		return nil, nil, err
 	}
+	a.severalShards = len(shards) > 1
 	return f, shards, nil
 }
 
@@ -192,5 +192,8 @@ func whom(shards []string) string {
 	if len(shards) == 1 {
 		return "shard " + shards[0]
 	}
-	return strconv.Itoa(len(shards)) + " shards"
+	return count(len(shards), "shard")
 }
+
+// count returns a number with a noun, such as "2 instances".
+func count[N fleet.Number](n N, noun string) string { return fleet.Count(n, noun) }

@@ -62,8 +62,8 @@ func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatus
 	if len(rows) == 0 {
 		return nil
 	}
-	if err := writeTable(w, a.style.out, []string{"SHARD", "LEADER", "TERM", "HEIR", "LEASE LEFT", "CONFIGURATION",
-		"GROUPS", "INSTANCES", "CONNECTED", "ERRORS"}, rows); err != nil {
+	if err := a.table(w, []string{"SHARD", "LEADER", "+TERM", "HEIR", "+LEASE LEFT", "CONFIG",
+		"+GROUPS", "INSTANCES", "+CONNECTED", "ERRORS"}, rows); err != nil {
 		return err
 	}
 	for n, note := range notes {
@@ -113,7 +113,7 @@ func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatu
 			continue
 		}
 		rows = append(rows, plain(answer.Shard, answer.Message.GetLeaderId(), "leader", answer.Message.GetVersion(),
-			"since "+stamp(fleet.Time(answer.Message.GetLeaderSince()))))
+			stamp(fleet.Time(answer.Message.GetLeaderSince()))))
 		for _, id := range answer.Message.GetStandbyIds() {
 			role := "standby"
 			if id == answer.Message.GetHeirId() {
@@ -122,7 +122,7 @@ func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatu
 			rows = append(rows, plain(answer.Shard, id, role, "", ""))
 		}
 	}
-	return writeTable(w, a.style.out, []string{"SHARD", "SERVER", "ROLE", "VERSION", ""}, rows)
+	return a.table(w, []string{"*SHARD", "SERVER", "ROLE", "VERSION", "LEADS SINCE"}, rows)
 }
 
 func (a *app) stepDownCommand() *cobra.Command {
@@ -184,7 +184,7 @@ func (a *app) writeOrphans(w io.Writer, answers answers[*nstancev1.ListOrphansRe
 	if waits {
 		a.note("The leader terminates none of them before nstance-admin orphans confirm.")
 	}
-	return writeTable(w, a.style.out, []string{"SHARD", "VM", "INSTANCE", "TENANT", "GROUP", "STATE", "LAUNCHED"}, rows)
+	return a.table(w, []string{"*SHARD", "VM", "INSTANCE", "+TENANT", "GROUP", "+STATE", "+LAUNCHED"}, rows)
 }
 
 func (a *app) orphansConfirmCommand() *cobra.Command {
@@ -200,14 +200,15 @@ before it terminates them.`,
 		if s.all {
 			return usagef("--all-shards: confirm the orphans of one shard at a time")
 		}
-		if done, err := a.confirm(cmd, confirm, fmt.Sprintf("the leader terminates %d VMs: %s", len(args),
-			strings.Join(args, ", "))); done || err != nil {
+		if done, err := a.confirm(cmd, confirm, fmt.Sprintf("the leader terminates %s: %s",
+			count(len(args), "VM"), strings.Join(args, ", "))); done || err != nil {
 			return err
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ConfirmOrphans,
 			&nstancev1.ConfirmOrphansRequest{ProviderIds: args},
 			lines(func(answer fleet.Answer[*nstancev1.ConfirmOrphansResponse]) string {
-				return fmt.Sprintf("%s: %d VMs may be terminated", answer.Shard, answer.Message.GetConfirmed())
+				return fmt.Sprintf("%s: %s may be terminated", answer.Shard,
+					count(answer.Message.GetConfirmed(), "VM"))
 			}))
 	}
 	return cmd

@@ -210,7 +210,7 @@ func (a *app) writeSupport(path string, size int64, files []support.File, unread
 	for _, f := range files {
 		rows = append(rows, plain(f.Path, num(len(f.Content)), f.About))
 	}
-	if err := writeTable(&out, a.style.out, []string{"FILE", "BYTES", "CONTENT"}, rows); err != nil {
+	if err := a.table(&out, []string{"FILE", "BYTES", "CONTENT"}, rows); err != nil {
 		return err
 	}
 	if len(unread) > 0 {
@@ -219,7 +219,7 @@ func (a *app) writeSupport(path string, size int64, files []support.File, unread
 			rows = append(rows, plain(u.What, u.Why))
 		}
 		out.WriteString("\n")
-		if err := writeTable(&out, a.style.out, []string{"NOT READ", "WHY"}, rows); err != nil {
+		if err := a.table(&out, []string{"NOT READ", "WHY"}, rows); err != nil {
 			return err
 		}
 	}

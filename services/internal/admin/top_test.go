@@ -49,7 +49,7 @@ func TestTop(t *testing.T) {
 	drawn := strings.Split(out.String(), "2026-07-28T10:00:00Z\n")[1:]
 	if len(drawn) != 3 || strings.Count(drawn[0], "us-b-server") != 1 || !strings.Contains(drawn[1], "shard us-b: ") ||
 		!strings.Contains(drawn[1], "no leader") || !strings.Contains(drawn[1], "us-a-server") ||
-		strings.Contains(drawn[1], "17") || !strings.Contains(drawn[2], "17") {
+		strings.Contains(drawn[1], " 17 ") || !strings.Contains(drawn[2], " 17 ") {
 		t.Errorf("%q", drawn)
 	}
 	if _, stderr, code := cli.run(t, "top", "--interval", "1ms"); code != exitUsage ||

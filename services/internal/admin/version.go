@@ -88,5 +88,5 @@ func (a *app) writeVersions(w io.Writer, answers []versions) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	return writeTable(w, a.style.out, []string{"SHARD", "LEADER", "AGENTS"}, rows)
+	return a.table(w, []string{"SHARD", "LEADER", "AGENTS"}, rows)
 }

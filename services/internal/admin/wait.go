@@ -144,8 +144,8 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 				return withHint(fmt.Errorf("after %s %w", patient.timeout, unseen), "%s", unseen.Hint)
 			}
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return withHint(fmt.Errorf("after %s it has not happened in %d of %d shards", patient.timeout, left,
-					len(shards)), "%s says what blocks it", hint)
+				return withHint(fmt.Errorf("after %s it has not happened in %d of %s", patient.timeout, left,
+					count(len(shards), "shard")), "%s says what blocks it", hint)
 			}
 			return err
 		}

@@ -45,7 +45,7 @@ us-b: group workers: size 4, 4 there, 4 healthy, 1 outdated
 us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 `, ""},
 		"time is over": {"group wait workers --shard us-b --timeout 1ms", nil, "",
-			"after 1ms it has not happened in 1 of 1 shards"},
+			"after 1ms it has not happened in 1 of 1 shard"},
 		"no answer in the whole time": {"group wait workers --shard us-b --timeout 500ms", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) {
 				s.Before = func(string) error { return status.Error(codes.Unavailable, "no leader") }

@@ -138,7 +138,7 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 		if m.GetResult() == nstancev1.RefreshResult_REFRESH_RESULT_INVALID {
 			err = refuse(shard, codes.InvalidArgument,
 				"the configuration before it stays in force; correct the file and push it again",
-				"the configuration is invalid: %d problems", len(m.GetProblems()))
+				"the configuration is invalid: %s", Count(len(m.GetProblems()), "problem"))
 		}
 	case *nstancev1.ListInstancesResponse:
 		slices.SortFunc(m.GetInstances(), compareInstances)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -193,4 +194,17 @@ func Time(t *timestamppb.Timestamp) time.Time {
 		return time.Time{}
 	}
 	return t.AsTime()
+}
+
+// Number is the type of a number of things.
+type Number interface {
+	~int | ~uint32 | ~uint64
+}
+
+// Count returns a number with a noun, such as "1 instance" or "2 instances".
+func Count[N Number](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
