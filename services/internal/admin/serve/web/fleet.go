@@ -161,7 +161,7 @@ func groupState(g *nstancev1.GroupStatus) (tone, says string) {
 		tone, parts = cmp.Or(tone, "warn"), append(parts, why)
 	}
 	if len(parts) == 0 {
-		return "good", "at its size"
+		return "good", "at its size, and all are healthy"
 	}
 	return tone, strings.Join(parts, "; ")
 }
@@ -246,18 +246,15 @@ func (v *fleetView) stats(replaced statistics) []stat {
 	}
 	unseen := ""
 	if lost := len(v.Shards) - answering; lost > 0 {
-		unseen = "; without " + counted(lost, "shard") + " that does not answer"
-		if lost > 1 {
-			unseen = "; without " + counted(lost, "shard") + " that do not answer"
-		}
+		unseen = "; " + counted(lost, "shard") + " not counted"
 	}
 	stats := []stat{{"Healthy instances", fmt.Sprintf("%d / %d", sum.Healthy, sum.Size),
 		fmt.Sprintf("%d actual%s", sum.ActualSize, unseen), tone, groupBar(sum)}}
 	if len(v.Shards) > 1 {
-		stats = append(stats, stat{"Shards", fmt.Sprintf("%d / %d", answering, len(v.Shards)), "with a leader that answers",
-			toneOf(answering < len(v.Shards), "bad"), nil})
+		stats = append(stats, stat{"Shards", fmt.Sprintf("%d / %d", answering, len(v.Shards)),
+			"with a leader that answers", toneOf(answering < len(v.Shards), "bad"), nil})
 	} else if s := v.Shards[0].Status; v.Shards[0].Err == nil {
-		stats = append(stats, stat{"Leader", s.GetLeaderId(), fmt.Sprintf("term %d, lease left %s", s.GetTerm(),
+		stats = append(stats, stat{"Leader", s.GetLeaderId(), fmt.Sprintf("term %d, lease left: %s", s.GetTerm(),
 			lease(s)), "good", nil}, stat{"Heir", cmp.Or(s.GetHeirId(), "none"), counted(len(s.GetStandbyIds()),
 			"server") + " on standby", toneOf(s.GetHeirId() == "", "warn"), nil})
 	}

@@ -425,12 +425,12 @@ type formView struct {
 
 // Forms returns the actions that apply to the group now.
 func (v *groupView) Forms() []formView {
-	stop := formView{v, "pause", "Stop replacing outdated instances", "Outdated instances stay until the rollout goes " +
-		"on. Lost and unhealthy ones are still replaced."}
+	stop := formView{v, "pause", "Stop replacing outdated instances", "Outdated instances stay until the rollout " +
+		"goes on. Lost and unhealthy ones are still replaced."}
 	resume := formView{v, "resume", "Go on replacing outdated instances", "Ends a pause, and starts a halted rollout " +
 		"again."}
-	roll := formView{v, "roll", "Roll all instances", "Replaces every instance of the group, as after a change of its " +
-		"configuration."}
+	roll := formView{v, "roll", "Roll all instances", "Replaces every instance of the group, as after a change of " +
+		"its configuration."}
 	scale := formView{v, "scale", "Scale", "Changes the number of instances of this group in this shard. Now it is " +
 		fmt.Sprint(v.Group.GetSize()) + "."}
 	switch {

@@ -139,7 +139,7 @@ func TestTexts(t *testing.T) {
 		59600 * time.Millisecond: "1 min", 12 * time.Millisecond: "12 ms", 20 * time.Microsecond: "20 µs",
 		time.Hour: "1 h", 3*day + 4*time.Hour: "3 d 4 h", day - time.Second: "1 d"} {
 		if got := took(d); got != want {
-			t.Errorf("%v: %q, want %q", time.Duration(d), got, want)
+			t.Errorf("%v: %q, want %q", d, got, want)
 		}
 	}
 	now := time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)

@@ -69,12 +69,17 @@ type stageView struct {
 	Width50, Width99 float64
 }
 
-// choosePeriod returns the period that a request asks for, and all periods with their addresses.
-func choosePeriod(r *http.Request) (chosen plotPeriod, all []plotPeriod) {
+// choosePeriod returns the period that a request asks for, and all periods with their addresses. A request that asks
+// for no period gets a day, or an hour if the journal is not older.
+func choosePeriod(r *http.Request, journal time.Duration) (chosen plotPeriod, all []plotPeriod) {
 	all = slices.Clone(plotPeriods)
 	found := slices.IndexFunc(all, func(p plotPeriod) bool { return p.value() == r.FormValue("period") })
-	if found < 0 {
+	switch {
+	case found >= 0:
+	case journal > all[0].Length:
 		found = 1
+	default:
+		found = 0
 	}
 	query := r.URL.Query()
 	query.Del("done")
@@ -95,8 +100,16 @@ func (p plotPeriod) axis() []string {
 
 // plots returns the plots of shards, or of one group of a shard.
 func (p *page) plots(r *http.Request, shards []shardView, group *groupView) plotsView {
-	period, all := choosePeriod(r)
 	now := p.Now()
+	var oldest time.Time
+	for _, s := range shards {
+		p.hub.read(s.Shard, func(h *history) {
+			if oldest.IsZero() || h.begins.Before(oldest) {
+				oldest = h.begins
+			}
+		})
+	}
+	period, all := choosePeriod(r, now.Sub(oldest))
 	from := now.Add(-period.Length)
 	v := plotsView{Periods: all}
 	var done []*replacement
@@ -267,17 +280,15 @@ func (c *chart) addLeaders(s shardView, leaders []leadership, from, now time.Tim
 	}
 	var shapes []shape
 	for i, l := range leaders {
-		ended, until, why := l.ended, "", l.why
+		ended, until, why := l.ended, stamp(l.ended), l.why
 		switch {
 		case !ended.IsZero():
-			until = stamp(ended)
 		case i+1 < len(leaders):
-			ended, until, why = leaders[i+1].started, "", "not recorded"
+			ended, why = leaders[i+1].started, "not recorded"
 		case s.Err == nil:
 			ended, until = now, "now"
 		default:
-			ended = cmp.Or(s.LostSince, now)
-			until, why = "", "the shard does not answer"
+			ended, why = cmp.Or(s.LostSince, now), "the shard does not answer"
 		}
 		if ended.Before(from) {
 			continue

@@ -203,7 +203,8 @@ func tone(name string) string {
 	switch strings.TrimPrefix(name, "instance_") {
 	case "healthy", "passing", "registered", "alert_resolved", "leader_started", "config_applied":
 		return "good"
-	case "unhealthy", "silent", "failing", "lost", "alert_raised", "registration_refused", "config_refused", "events_lost":
+	case "unhealthy", "silent", "failing", "lost", "alert_raised", "registration_refused", "config_refused",
+		"events_lost":
 		return "bad"
 	case "stopping", "starting", "unregistered", "deleting", "draining", "pending_deletion", "notice", "leader_ended":
 		return "warn"

@@ -167,14 +167,17 @@ func TestPages(t *testing.T) {
 		status int
 		want   []string
 	}{
-		{"/ui/", 200, []string{`id="s-a"`, "lacks 1: no capacity for &lt;big&gt;", `id="s-b"`, "server-1", `<td class="id">server-2</td>`, "8.2 s",
+		{"/ui/", 200, []string{`id="s-a"`, "8.2 s", "lacks 1: no capacity for &lt;big&gt;",
+			`id="s-b"`, "server-1", `<td class="id">server-2</td>`,
 			`<td class="number middle">7</td><td class="number middle">6</td>` +
 				`<td class="number middle">5</td>`}},
-		{"/ui/shards/a", 200, []string{"Shard a", "<dt>Heir</dt><dd>server-2</dd>", "<dt>Lease left</dt><dd>8.2 s</dd>",
+		{"/ui/shards/a", 200, []string{"Shard a", `<dt>Heir</dt><dd class="value good">server-2</dd>`, "lease left: 8.2 s",
 			`href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
-			"lacks 1: no capacity for &lt;big&gt; (began <time", `title="2026-07-28 09:00:00 UTC">1 h ago`, "in 1 min</time>", `id="i-` + first}},
+			"lacks 1: no capacity for &lt;big&gt; (began <time",
+			`title="2026-07-28 09:00:00 UTC">1 h ago`, "in 1 min</time>",
+			`id="i-` + first}},
 		{"/ui/shards/a/groups/workers?class=silent", 200, []string{`id="i-` + second}},
 		{"/ui/shards/a/groups/nobody", 404, []string{"there is no group"}},
 		{"/ui/shards/a/groups/No", 400, []string{"group:"}},
@@ -427,7 +430,8 @@ func TestManyInstances(t *testing.T) {
 	if got := strings.Count(text, `<tr id="i-`); got != 50 {
 		t.Error(got, "instances on the page")
 	}
-	for _, want := range []string{"4999 healthy", "1 silent", "Page 2 of 100, 5000 instances", `href="?page=3#instances"`} {
+	for _, want := range []string{"4999 healthy", "1 silent", "Page 2 of 100, 5000 instances",
+		`href="?page=3#instances"`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %q", want)
 		}
@@ -488,7 +492,8 @@ func TestFiguresAreThoseOfTheAPI(t *testing.T) {
 		text := s.text(t, "/ui/shards/"+answer.Shard, 200)
 		for _, g := range answer.Groups {
 			desired, actual, healthy = desired+g.Size, actual+g.Actual, healthy+g.Healthy
-			if got := numbers(t, text, "g-"+answer.Shard+"-"+g.Group); !slices.Equal(got[:3], []int{g.Size, g.Actual, g.Healthy}) {
+			got := numbers(t, text, "g-"+answer.Shard+"-"+g.Group)
+			if !slices.Equal(got[:3], []int{g.Size, g.Actual, g.Healthy}) {
 				t.Errorf("group %s of shard %s: %v, the API has %+v", g.Group, answer.Shard, got, g)
 			}
 		}

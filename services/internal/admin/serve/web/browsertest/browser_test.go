@@ -176,7 +176,7 @@ func (b *browser) picture(name string) {
 	if *screenshotsFlag == "" {
 		return
 	}
-	b.do(chromedp.EmulateViewport(1000, 560))
+	b.do(chromedp.EmulateViewport(1280, 900))
 	shot, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 	b.do(chromedp.EmulateViewport(1280, 800))
 	if err == nil {

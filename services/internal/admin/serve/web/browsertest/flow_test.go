@@ -182,8 +182,8 @@ func loseLeader(ctx context.Context, b *browser, stack *local.Stack, server *loc
 	}
 	b.await(row + " td[colspan] .bad")
 	b.t.Logf("kill -9 of the only server: the page said so after %v", time.Since(killed))
-	if text := evaluate[string](b, "document.querySelector('"+row+"').innerText"); inOrder(text, "No answer", "since",
-		"is a server running there", "Lock of "+local.ServerName(1)+" in term", "renewed at") != nil {
+	if text := evaluate[string](b, "document.querySelector('"+row+"').innerText"); inOrder(text, "No answer", "began",
+		"is a server running there", "Lock of "+local.ServerName(1)+" in term", "renewed") != nil {
 		b.t.Error("the row of a shard without a leader:", text)
 	}
 	started := time.Now()

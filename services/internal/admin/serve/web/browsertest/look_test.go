@@ -40,7 +40,7 @@ func newShard(n int) *fleettest.Shard {
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
-			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker","instance_type":"m5.large","max_surge":5}`, Kind: "wrk",
+			Healthy: uint32(n - 1), Outdated: uint32((n - 1) / 3), MergedJson: `{"template":"worker","instance_type":"m5.large","max_surge":5}`, Kind: "wrk",
 			Overridden: true, SpecJson: fmt.Sprintf(`{"size":%d}`, n),
 			Etag:          "etag-1",
 			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
@@ -121,7 +121,8 @@ func past(n int) (events []*nstancev1.JournalEvent) {
 			TookSeconds: 0.012})
 		add(ago-100*time.Millisecond-boot, &nstancev1.JournalEvent{Kind: "instance_healthy", InstanceId: next})
 	}
-	add(50*time.Hour, &nstancev1.JournalEvent{Kind: "leader_started", Message: "server server-1, version 0.2.0", Term: 6})
+	add(50*time.Hour, &nstancev1.JournalEvent{Kind: "leader_started", Term: 6,
+		Message: "server server-1, version 0.2.0"})
 	size(49*time.Hour, max(1, n-2), max(1, n-2), max(1, n-2))
 	add(30*time.Hour+time.Second, &nstancev1.JournalEvent{Kind: "leader_ended", Message: "the server stops", Term: 6})
 	add(30*time.Hour, &nstancev1.JournalEvent{Kind: "leader_started", Message: "server server-2, version 0.2.0"})
