@@ -1,11 +1,20 @@
+// Package operatorclient calls the leader of a shard with an operator's certificate. nstance-admin, the Terraform
+// provider, the Kubernetes operator and nstance-dev use it.
+//
+// Invariant: a client exchanges data only with servers of the operator's cluster and of the intended shard.
 package operatorclient
 
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -13,11 +22,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 const (
@@ -287,4 +299,191 @@ func Receive[R any](stream interface{ Recv() (R, error) }, err error, each func(
 		return status.Error(codes.Unavailable, "the server ended the stream")
 	}
 	return err
+}
+
+// Credentials are gRPC credentials of a client. Each handshake gets a new TLS configuration, because the client's
+// certificate may have been renewed. Credentials keep the error of the last handshake, which gRPC does not return.
+// Each gRPC client connection needs its own Credentials. They are safe for concurrent use.
+type Credentials struct {
+	credentials.TransportCredentials // for the methods that a client does not call
+	config                           func() (*tls.Config, error)
+
+	mu  sync.Mutex
+	err error
+}
+
+// NewCredentials returns credentials that call the function "config" before each handshake.
+func NewCredentials(config func() (*tls.Config, error)) *Credentials {
+	return &Credentials{TransportCredentials: credentials.NewTLS(nil), config: config}
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (c *Credentials) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
+	secured, info, err := c.handshake(ctx, name, raw)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+	return secured, info, err
+}
+
+func (c *Credentials) handshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
+	config, err := c.config()
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
+}
+
+// Failure returns the error of the last handshake. It returns nil if that handshake succeeded, or if Dial was called
+// after that handshake.
+func (c *Credentials) Failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Dial connects to an address and clears the error that [Credentials.Failure] returns. It is a dialer for
+// grpc.WithContextDialer.
+func (c *Credentials) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	c.mu.Lock()
+	c.err = nil
+	c.mu.Unlock()
+	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+}
+
+// Clone returns c itself. A copy is not needed, because only one connection uses c.
+func (c *Credentials) Clone() credentials.TransportCredentials { return c }
+
+// The files of an identity directory, as written by `nstance-admin cluster register-operator`.
+const (
+	CAFile          = "ca.crt"
+	KeyFile         = "identity.key"
+	CertificateFile = "identity.crt"
+)
+
+// maxFile is the size limit of each file of an identity, in bytes.
+const maxFile = 64 << 10
+
+// Identity is an operator's certificate with its key, and the CA of the servers' certificates.
+type Identity struct {
+	Who   authority.Identity
+	Leaf  *x509.Certificate
+	roots *x509.CertPool
+	// load returns the certificate with its key. It is a function, so printing an Identity does not print the key.
+	load func() *tls.Certificate
+}
+
+// ErrNoIdentity means that the directory has no complete identity.
+var ErrNoIdentity = errors.New("no identity")
+
+// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] if a file is missing. No error
+// quotes the key.
+func LoadIdentity(dir string) (Identity, error) {
+	if dir == "" {
+		return Identity{}, fmt.Errorf("%w: no directory is named", ErrNoIdentity)
+	}
+	var texts [3][]byte
+	for i, name := range []string{CAFile, CertificateFile, KeyFile} {
+		text, err := readFile(filepath.Join(dir, name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return Identity{}, fmt.Errorf("%w: %s is missing in %s", ErrNoIdentity, name, dir)
+		case err != nil:
+			return Identity{}, fmt.Errorf("read the identity in %s: %w", dir, err)
+		}
+		texts[i] = text
+	}
+	identity, err := ParseIdentity(texts[0], texts[1], texts[2])
+	if err != nil {
+		return Identity{}, fmt.Errorf("read the identity in %s: %w", dir, err)
+	}
+	return identity, nil
+}
+
+func readFile(path string) (data []byte, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	data, err = io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
+// ParseIdentity checks an identity in PEM. It accepts an expired certificate. Its errors never contain the key.
+func ParseIdentity(ca, certificate, key []byte) (Identity, error) {
+	bundle, err := authority.ParseBundle(ca)
+	if err != nil {
+		return Identity{}, fmt.Errorf("CA certificate: %w", err)
+	}
+	pair, err := tls.X509KeyPair(pasted.Clean(certificate), pasted.Clean(key))
+	if err != nil {
+		return Identity{}, fmt.Errorf("certificate and key: %w", err)
+	}
+	who, err := authority.ParseIdentity(pair.Leaf)
+	switch {
+	case err != nil:
+		return Identity{}, fmt.Errorf("certificate: %w", err)
+	case len(pair.Certificate) != 1:
+		return Identity{}, fmt.Errorf("%d certificates, want one", len(pair.Certificate))
+	case who.Role != authority.RoleOperator:
+		return Identity{}, fmt.Errorf("the certificate is of role %s, want %s", who.Role, authority.RoleOperator)
+	}
+	return Identity{Who: who, Leaf: pair.Leaf, roots: authority.NewPool(bundle), load: func() *tls.Certificate {
+		return &pair
+	}}, nil
+}
+
+// ExpiredError means that the operator's own certificate has expired.
+type ExpiredError struct{ At time.Time }
+
+func (e *ExpiredError) Error() string {
+	return "the operator's certificate ended at " + e.At.UTC().Format(time.RFC3339)
+}
+
+// Config returns the TLS configuration of a connection to a server of a shard. It requires TLS 1.3 and a matching host
+// name. The peer must be a server of the operator's cluster and of that shard. The error is an [ExpiredError].
+func (i Identity) Config(shard string, now func() time.Time) (*tls.Config, error) {
+	if now().After(i.Leaf.NotAfter) {
+		return nil, &ExpiredError{i.Leaf.NotAfter}
+	}
+	config := ServerConfig(i.Who.Cluster, shard, i.roots, now)
+	config.Certificates = []tls.Certificate{*i.load()}
+	return config, nil
+}
+
+// ServerConfig returns the TLS configuration of a connection to a server of a cluster and shard. It has no client
+// certificate.
+func ServerConfig(cluster, shard string, roots *x509.CertPool, now func() time.Time) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Time: now,
+		VerifyConnection: verifyServer(cluster, shard)}
+}
+
+// PeerError means that the peer at a server's address is not a server of the intended shard.
+type PeerError struct{ Reason string }
+
+func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
+
+// verifyServer returns a function for [tls.Config.VerifyConnection]. That function returns a [PeerError]
+// unless the peer's certificate names a server of the cluster and shard. TLS verifies the chain and the host name.
+func verifyServer(cluster, shard string) func(tls.ConnectionState) error {
+	return func(state tls.ConnectionState) error {
+		peer, err := authority.ParseIdentity(state.PeerCertificates[0])
+		switch {
+		case err != nil:
+			return &PeerError{err.Error()}
+		case peer.Role != authority.RoleServer:
+			return &PeerError{fmt.Sprintf("its role is %s, want server", peer.Role)}
+		case peer.Cluster != cluster:
+			return &PeerError{fmt.Sprintf("a server of cluster %s, want cluster %s", peer.Cluster, cluster)}
+		case peer.Shard != shard:
+			return &PeerError{fmt.Sprintf("a server of shard %s, want shard %s", peer.Shard, shard)}
+		}
+		return nil
+	}
 }

@@ -6,13 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/file"
 )
 
 func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
@@ -102,4 +111,352 @@ func tempRoot(parent, pattern string) (root *os.Root, remove func() error, err e
 		return nil, nil, errors.Join(fmt.Errorf("open the temporary directory: %w", err), os.RemoveAll(dir))
 	}
 	return root, func() error { return errors.Join(root.Close(), os.RemoveAll(dir)) }, nil
+}
+
+// restoreCheck is the result of the command restore-check.
+type restoreCheck struct {
+	snapshot.Manifest
+	// KeysChecked reports whether the check has opened sealed objects and verified signatures.
+	KeysChecked bool      `json:"keys_checked"`
+	Findings    []finding `json:"findings"`
+}
+
+func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "restore-check ARCHIVE", Short: "Check whether a snapshot can be restored", Args: cobra.ExactArgs(1),
+		Long: `Checks an archive of "nstance-admin cluster snapshot" without touching a cluster:
+
+  * each object is the one that was copied, by its SHA-256
+  * each document parses, in a schema that this version knows
+  * the keys of the cluster open with the encryption key, and the CA has signed what it
+    must; without the encryption key the command says that this is not checked
+  * each shard has a configuration, and the record of each instance belongs to a group of it
+
+For each problem of the archive, "restore-check" prints what the problem would cause after
+a restore, and what you can do. If there is a problem, the exit status is 1. The command
+unpacks the archive into a temporary directory, which it deletes at the end. This directory
+needs space for all objects of the archive.`,
+		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
+  nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
+	}
+	f := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, name := range []string{"storage-provider", "storage-bucket", "storage-prefix", "storage-timeout"} {
+			if cmd.Flag(name).Changed {
+				return usagef("--%s: restore-check reads only the archive", name)
+			}
+		}
+		keyGiven := cmd.Flag("key-provider").Changed || cmd.Flag("key-source").Changed || cmd.Flag("old-key").Changed
+		var result restoreCheck
+		err := a.during("checking "+args[0], func() (err error) {
+			result, err = a.restoreCheck(cmd.Context(), s, args[0], keyGiven)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := a.show(*f, result, func(w io.Writer) error { return a.writeRestoreCheck(w, result) }); err != nil {
+			return err
+		}
+		if bad := problemsIn(result.Findings); bad > 0 {
+			return withHint(fmt.Errorf("%s of %s", count(bad, "problem"), args[0]), "see NEXT above for each of them")
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (a *app) writeRestoreCheck(w io.Writer, r restoreCheck) error {
+	if _, err := fmt.Fprintf(w, "Cluster %s, %s, from %s to %s\n\n", r.Cluster,
+		count(len(r.Objects), "object"), stamp(r.Began),
+		stamp(r.Ended)); err != nil {
+		return err
+	}
+	return a.writeDiagnosis(w, diagnosis{Findings: r.Findings})
+}
+
+func (a *app) restoreCheck(ctx context.Context, s *secretFlags, path string, keyGiven bool) (result restoreCheck,
+	err error) {
+	source, err := os.Open(path)
+	if err != nil {
+		return restoreCheck{}, fmt.Errorf("open archive: %w", err)
+	}
+	defer source.Close()
+	root, remove, err := tempRoot("", "nstance-restore-check-*")
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	manifest, differences, err := snapshot.Unpack(source, root, snapshot.DefaultLimits)
+	if errors.Is(err, snapshot.ErrArchive) {
+		return restoreCheck{}, withHint(fmt.Errorf("%s: %w", path, err),
+			"restore from another archive: this one is cut off, damaged, or not made by nstance-admin cluster snapshot")
+	}
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	store, err := file.Open(root.Name())
+	if err != nil {
+		return restoreCheck{}, err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	state := clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: manifest.Cluster,
+		Now: a.Now})
+	c := &restored{app: a, cluster: &cluster{id: manifest.Cluster, bucket: store, state: state}, flags: s,
+		keyGiven: keyGiven}
+	findings, err := c.check(ctx, manifest, differences)
+	return restoreCheck{manifest, c.cluster.secrets != nil, findings}, err
+}
+
+// restored is the cluster in an unpacked archive. The command restore-check checks its objects.
+type restored struct {
+	*app
+	cluster  *cluster
+	flags    *secretFlags
+	keyGiven bool
+}
+
+func (r *restored) check(ctx context.Context, m snapshot.Manifest, differences []snapshot.Difference) ([]finding,
+	error) {
+	if given := r.flags.cluster; given != "" && given != m.Cluster {
+		return nil, withHint(fmt.Errorf("the archive is of cluster %s, not of %s", m.Cluster, given),
+			"check --cluster-id and the name of the archive")
+	}
+	found := describeManifest(m, differences)
+	shards, err := r.configurations(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := r.openSecrets(ctx, shards)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, secrets)
+	checked, err := verify(ctx, r.cluster, r.Now())
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, r.describeVerification(checked)...)
+	if has(m, keys.ClusterCA()) {
+		found = append(found, r.checkCA(ctx, r.cluster.state))
+	}
+	if len(shards) == 0 {
+		found = append(found, finding{"shards", false, "no shard has a configuration: no server leads after a restore",
+			"write the configurations with tofu apply or nstance-admin config push, or take another snapshot"})
+	}
+	for _, shard := range shards {
+		groups, err := r.checkGroups(ctx, shard)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, groups...)
+	}
+	return found, nil
+}
+
+func has(m snapshot.Manifest, key string) bool {
+	for _, object := range m.Objects {
+		if object.Key == key {
+			return true
+		}
+	}
+	return false
+}
+
+// describeManifest returns the findings about the archive as a whole.
+func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []finding {
+	if len(differences) > 0 {
+		var found []finding
+		for _, d := range differences {
+			found = append(found, finding{"archive", false, printable(d.Key) + ": " + d.Problem,
+				"restore from another copy of the archive: this one was changed or is damaged"})
+		}
+		return found
+	}
+	found := []finding{{"archive", true, count(len(m.Objects), "object") + ", as they were copied", ""}}
+	changed := 0
+	for _, object := range m.Objects {
+		if object.Changed && !object.Moving() {
+			changed++
+		}
+	}
+	if !m.Consistent {
+		found = append(found, finding{"one moment", false, fmt.Sprintf("documents changed while they were copied, and "+
+			"%d of them have a newer version: after a restore, documents may contradict each other", changed),
+			"prefer a snapshot from a time when less happened; manifest.json marks the documents as changed"})
+	}
+	return found
+}
+
+// configurations returns the valid configurations in the archive. The command `cluster verify` reports the invalid
+// ones.
+func (r *restored) configurations(ctx context.Context, m snapshot.Manifest) (shards []*config.Shard, err error) {
+	for _, object := range m.Objects {
+		key, err := keys.Parse(object.Key)
+		if err != nil || key.Kind != keys.KindConfig {
+			continue
+		}
+		read, err := r.cluster.bucket.Get(ctx, object.Key)
+		if errors.Is(err, objstore.ErrNotFound) {
+			continue // a difference from the manifest
+		}
+		if err != nil {
+			return nil, err
+		}
+		if shard, _ := config.ParseStored(object.Key, read.Body); shard != nil && shard.Server.Shard == key.Shard {
+			shards = append(shards, shard)
+		}
+	}
+	return shards, nil
+}
+
+// openSecrets opens the cluster's secrets in the archive, if the archive has them and a key is given.
+func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (finding, error) {
+	const check = "keys of the cluster"
+	r.cluster.sealed = true
+	for _, shard := range shards {
+		if provider := shard.Cluster.Secrets.Provider; provider != "" && provider != config.ObjectStorage {
+			r.cluster.sealed = false
+			return finding{check, true, "not checked: they are in " + provider + ", and not in the archive",
+				"keep a backup of that service; without its secrets the restored cluster does not start"}, nil
+		}
+	}
+	ring, err := r.flags.ring(ctx, true)
+	if err != nil && r.keyGiven {
+		return finding{}, err
+	}
+	if err != nil {
+		return finding{check, true, "not checked, nor the signatures of documents: " + err.Error(),
+			"give the encryption key to check them: " + r.hintOf(err)}, nil
+	}
+	flags := *r.flags
+	flags.provider, flags.cluster = config.ObjectStorage, r.cluster.id
+	if r.cluster, err = r.openCluster(ctx, &flags, r.cluster.bucket, ring); err != nil {
+		return finding{}, err
+	}
+	if _, err := r.cluster.state.LoadCA(ctx); err != nil {
+		r.cluster.secrets = nil // nothing else that is sealed opens, and no signature can be checked
+		return finding{check, false, "the CA's key cannot be used, so no server leads after a restore: " + err.Error(),
+			r.nextFor(err, "give the encryption key of that time, or take another snapshot")}, nil
+	}
+	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
+}
+
+// describeVerification returns one finding for each problem that `cluster verify` has found.
+func (r *restored) describeVerification(v verification) (found []finding) {
+	for _, p := range v.Problems {
+		means, next := "a restore does not need it", "leave it out of what you restore"
+		if key, err := keys.Parse(p.Key); err == nil {
+			means, next = meaningOf(key.Kind)
+		}
+		if strings.Contains(p.Problem, noConfiguration) {
+			means, next = "its VMs become orphans that no server manages",
+				"write its configuration with tofu apply or nstance-admin config push, or leave the shard out"
+		}
+		found = append(found, finding{printable(p.Key), false, means + ": " + p.Problem, next})
+	}
+	if len(v.Problems) == 0 {
+		found = append(found, finding{"documents", true, "each of them parses and belongs to the cluster", ""})
+	}
+	return found
+}
+
+// meaningOf explains what the loss of an object means after a restore, and what to do.
+func meaningOf(kind keys.Kind) (means, next string) {
+	const another = "take this object from another snapshot or from the bucket's versions"
+	switch kind {
+	case keys.KindClusterCA:
+		return "servers do not lead without a valid trust bundle", another
+	case keys.KindClusterSecret:
+		return "what needs this secret fails, and without ca.key no server leads",
+			"give the encryption key that sealed it, with --key-source or --old-key, or " + another
+	case keys.KindClusterOperator:
+		return "this operator is refused",
+			"register it again with nstance-admin cluster register-operator, or " + another
+	case keys.KindConfig:
+		return "the shard has no valid configuration",
+			"write it with tofu apply or nstance-admin config push, or " + another
+	case keys.KindGroups:
+		return "the shard's dynamic groups and overrides are lost", another
+	case keys.KindLeader:
+		return "servers cannot read the lock and do not lead",
+			"leave it out of what you restore: servers wait for a lease"
+	case keys.KindApplied:
+		return "it is not used, and the next leader writes it again", "leave it out of what you restore"
+	case keys.KindInstance:
+		return "its VM becomes an orphan", "leave it out of what you restore, or " + another
+	case keys.KindHome:
+		return "servers cannot read it and do not lead", "leave it out of what you restore"
+	case keys.KindAgentKey:
+		return "another instance can use the key, for example one on a copied disk", "leave it out of what you restore"
+	case keys.KindCertLog, keys.KindJournal, keys.KindClusterJournal, keys.KindServerReport:
+		return "this part of the history is lost", "leave it out of what you restore"
+	}
+	return "a restore does not need it", "leave it out of what you restore"
+}
+
+// checkGroups checks the groups of a shard, and that the record of each instance belongs to one of them.
+func (r *restored) checkGroups(ctx context.Context, shard *config.Shard) (found []finding, err error) {
+	name := shard.Server.Shard
+	bucket := r.cluster.bucket
+	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: name, Now: r.Now})
+	dynamic, _, _, err := state.ReadGroups(ctx)
+	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		return []finding{{"groups of shard " + name, true, "not checked: its dynamic groups cannot be read", ""}}, nil
+	}
+	groups, problems := shard.Merged(dynamic)
+	for _, p := range problems.Errors() {
+		found = append(found, finding{"groups of shard " + name, false, "a group gets no new instances: " + p.String(),
+			"restore config/ and groups/ of the same time, or correct the configuration after the restore"})
+	}
+	records, err := r.countRecords(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	total := 0
+	for _, group := range slices.SortedFunc(maps.Keys(records), compareGroups) {
+		n := records[group]
+		if _, ok := groups[group]; ok {
+			total += n
+			continue
+		}
+		found = append(found, finding{fmt.Sprintf("group %s of shard %s", group, name), false,
+			count(n, "record") + " of instances name it, and there is no such group: after a restore the leader " +
+				"drains and deletes their VMs",
+			"restore config/ and groups/ of the same time as the records, or add the group before servers start"})
+	}
+	if found == nil {
+		found = []finding{{"groups of shard " + name, true, fmt.Sprintf("%s with %s", count(len(groups), "group"),
+			count(total, "instance")), ""}}
+	}
+	return found, nil
+}
+
+func compareGroups(a, b config.GroupKey) int {
+	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Group, b.Group))
+}
+
+// countRecords counts the instances of each group. It counts only instances that a leader would manage. It leaves out
+// unused reservations, instances that are deleted or being deleted, and records that cannot be decoded.
+func (r *restored) countRecords(ctx context.Context, shard string) (map[config.GroupKey]int, error) {
+	entries, err := r.cluster.bucket.List(ctx, keys.InstancePrefix(shard))
+	if err != nil {
+		return nil, err
+	}
+	counts := map[config.GroupKey]int{}
+	for _, entry := range entries {
+		object, err := r.cluster.bucket.Get(ctx, entry.Key)
+		if err != nil {
+			return nil, err
+		}
+		rec, err := record.DecodeInstance(object.Body)
+		if err != nil || rec.Group == "" || rec.State == record.Deleting || rec.State == record.Deleted {
+			continue
+		}
+		counts[config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}]++
+	}
+	return counts, nil
 }
