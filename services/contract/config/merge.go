@@ -70,7 +70,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	}
 	g.MaxUnhealthy, _ = ParseLimit(full.MaxUnhealthy) // validated before
 	if d := full.Disruption; d != nil {
-		g.MaxPerHour = d.MaxPerHour
+		g.MaxPerHour, g.IgnoreMaintenance = d.MaxPerHour, d.OnMaintenance == OnNoticeIgnore
 		for _, text := range d.Windows {
 			if w, err := ParseWindow(text); err == nil { // validated before
 				g.Windows = append(g.Windows, w)

@@ -159,7 +159,8 @@ func complete(v reflect.Value) any {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
-			return complete(reflect.Zero(v.Type().Elem()))
+			v = reflect.New(v.Type().Elem())
+			fill(v.Interface())
 		}
 		return complete(v.Elem())
 	case reflect.Struct:

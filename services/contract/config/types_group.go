@@ -92,7 +92,16 @@ type Disruption struct {
 	// A wave begins or grows only while the group has created fewer instances than this number in the last hour.
 	// Replacements of lost instances, and instances that a larger size added, count too. 0: no limit.
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
+	// What happens to an instance for whose VM the cloud has announced maintenance. replace: while a window is open, or
+	// in time before the maintenance begins, a new instance takes its place. ignore: it stays.
+	OnMaintenance string `json:"on_maintenance,omitempty" default:"replace" rule:"enum=replace|ignore"`
 }
+
+// The values of [Disruption.OnMaintenance] and [Purchase.OnRecommendation].
+const (
+	OnNoticeReplace = "replace"
+	OnNoticeIgnore  = "ignore"
+)
 
 // Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
 // these fields does not replace instances. Later, instances are replaced only because of return_to_spot.
@@ -109,6 +118,9 @@ type Purchase struct {
 	// the instance's start, or from the provider's last lack of spot capacity if that is later. The fields rollout and
 	// disruption limit such replacements, too. 0: never.
 	ReturnToSpot Duration `json:"return_to_spot,omitempty"`
+	// What happens to a spot instance that the cloud recommends replacing, because its risk of interruption is
+	// elevated. ignore: it stays. replace: a new spot instance takes its place, if there is capacity.
+	OnRecommendation string `json:"on_recommendation,omitempty" default:"ignore" rule:"enum=ignore|replace"`
 }
 
 // FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
@@ -212,6 +224,8 @@ type Group struct {
 	Windows []Window `json:",omitempty"`
 	// MaxPerHour is that of [Disruption].
 	MaxPerHour int `json:",omitempty"`
+	// IgnoreMaintenance means that on_maintenance of [Disruption] is "ignore".
+	IgnoreMaintenance bool `json:",omitempty"`
 	// Purchase is how the VMs are bought. The zero value means on demand.
 	Purchase Purchase `json:",omitzero"`
 	// Schedules change the size; see [Group.SizeAt].

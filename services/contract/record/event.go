@@ -25,20 +25,24 @@ const (
 	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
 	EventInstanceFlaps           EventKind = "instance_flaps"      // it fails and recovers again and again
 	EventInstanceDrainHook       EventKind = "instance_drain_hook" // its drain hook has ended
-	EventRegistrationRefused     EventKind = "registration_refused"
-	EventOperatorRegistered      EventKind = "operator_registered"
-	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
-	EventGroupDeleted            EventKind = "group_deleted"
-	EventGroupSize               EventKind = "group_size" // the counts of its instances have changed
-	EventDeletionRequested       EventKind = "deletion_requested"
-	EventInstanceRequested       EventKind = "instance_requested" // on demand
-	EventLeaderStepsDown         EventKind = "leader_steps_down"  // because an operator asked for it
-	EventOrphanConfirmed         EventKind = "orphan_confirmed"
-	EventConfigApplied           EventKind = "config_applied"
-	EventAlertRaised             EventKind = "alert_raised"
-	EventAlertResolved           EventKind = "alert_resolved"
-	EventLeaderStarted           EventKind = "leader_started"
-	EventLeaderEnded             EventKind = "leader_ended"
+	// The cloud recommends replacing its VM, or no longer does.
+	EventInstanceRecommendation EventKind = "instance_recommendation"
+	// The cloud has announced, changed or withdrawn maintenance of its VM.
+	EventInstanceMaintenance EventKind = "instance_maintenance"
+	EventRegistrationRefused EventKind = "registration_refused"
+	EventOperatorRegistered  EventKind = "operator_registered"
+	EventGroupChanged        EventKind = "group_changed" // by an operator; not by the configuration
+	EventGroupDeleted        EventKind = "group_deleted"
+	EventGroupSize           EventKind = "group_size" // the counts of its instances have changed
+	EventDeletionRequested   EventKind = "deletion_requested"
+	EventInstanceRequested   EventKind = "instance_requested" // on demand
+	EventLeaderStepsDown     EventKind = "leader_steps_down"  // because an operator asked for it
+	EventOrphanConfirmed     EventKind = "orphan_confirmed"
+	EventConfigApplied       EventKind = "config_applied"
+	EventAlertRaised         EventKind = "alert_raised"
+	EventAlertResolved       EventKind = "alert_resolved"
+	EventLeaderStarted       EventKind = "leader_started"
+	EventLeaderEnded         EventKind = "leader_ended"
 	// EventLost says that the journal itself lost events, because they came faster than they could be stored.
 	EventLost EventKind = "events_lost"
 )
@@ -50,7 +54,8 @@ func EventKinds() []EventKind {
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
-		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize}
+		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize,
+		EventInstanceRecommendation, EventInstanceMaintenance}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

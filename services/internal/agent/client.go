@@ -33,6 +33,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 	"github.com/nstance-kit/nstance/services/internal/agent/receiver"
 )
 
@@ -109,13 +110,13 @@ type Client struct {
 
 // standing is the state that the agent reports again in the first report of every stream.
 type standing struct {
-	termination *nstancev1.TerminationNotice
-	stop        *announcement          // nil: no announcement
-	urgent      bool                   // the notice, the announcement or the end of the drain hook is not reported yet
-	drain       *nstancev1.DrainReport // nil: the drain hook has not ended
-	changed     bool                   // files, keys or health checks may have changed since the last report of them
-	unwell      string                 // why the agent is unhealthy; empty: healthy
-	remark      string                 // reported as the message of a healthy agent
+	notices notice.Notices
+	stop    *announcement          // nil: no announcement
+	urgent  bool                   // the notice, the announcement or the end of the drain hook is not reported yet
+	drain   *nstancev1.DrainReport // nil: the drain hook has not ended
+	changed bool                   // files, keys or health checks may have changed since the last report of them
+	unwell  string                 // why the agent is unhealthy; empty: healthy
+	remark  string                 // reported as the message of a healthy agent
 }
 
 // New returns an agent that is not running yet.

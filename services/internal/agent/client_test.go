@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
 const (
@@ -194,12 +195,12 @@ func TestNoticesAreStanding(t *testing.T) {
 		synctest.Wait()
 
 		before, looked := time.Now(), looks.samples.Load()
-		notice := &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(before.Add(2 * time.Minute))}
-		client.Notice(notice)
+		ends := &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(before.Add(2 * time.Minute))}
+		client.Notice(notice.Notices{Termination: ends})
 		report := s.next(t, "the notice", func(r *nstancev1.ReportHealthRequest) bool {
 			return r.GetTermination() != nil
 		})
-		if diff := cmp.Diff(notice, report.GetTermination(), protocmp.Transform()); diff != "" ||
+		if diff := cmp.Diff(ends, report.GetTermination(), protocmp.Transform()); diff != "" ||
 			!time.Now().Equal(before) || !report.GetUnchanged() {
 			t.Errorf("after %v: %v", time.Since(before), report)
 		}
@@ -225,8 +226,8 @@ func TestNoticesAreStanding(t *testing.T) {
 		}
 
 		// A notice that counts on the agent's clock is sent with the time that remains.
-		client.Notice(&nstancev1.TerminationNotice{Kind: "preemption", Remaining: durationpb.New(30 * time.Second),
-			Deadline: timestamppb.New(time.Now().Add(30 * time.Second))})
+		client.Notice(notice.Notices{Termination: &nstancev1.TerminationNotice{Kind: "preemption",
+			Remaining: durationpb.New(30 * time.Second), Deadline: timestamppb.New(time.Now().Add(30 * time.Second))}})
 		for _, want := range []time.Duration{30 * time.Second, 25 * time.Second} {
 			report = s.next(t, "the preemption", func(r *nstancev1.ReportHealthRequest) bool {
 				return r.GetTermination().GetKind() == "preemption"
@@ -240,13 +241,22 @@ func TestNoticesAreStanding(t *testing.T) {
 			}
 		}
 
+		// Every report has the recommendation and the maintenance.
+		client.Notice(notice.Notices{Recommendation: &nstancev1.Recommendation{Replace: true},
+			Maintenance: &nstancev1.Maintenance{Kind: "system-reboot"}})
+		s.next(t, "maintenance", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetTermination() == nil && r.GetRecommendation().GetReplace() &&
+				r.GetMaintenance().GetKind() == "system-reboot"
+		})
+
 		// The termination notice and the announcement can be withdrawn.
-		client.Notice(nil)
+		client.Notice(notice.Notices{Maintenance: &nstancev1.Maintenance{}})
 		if err := client.Announce(t.Context(), unspecified); err != nil {
 			t.Fatal(err)
 		}
 		s.next(t, "nothing standing", func(r *nstancev1.ReportHealthRequest) bool {
-			return r.GetTermination() == nil && r.GetStopping() == unspecified
+			return r.GetTermination() == nil && r.GetStopping() == unspecified && r.GetRecommendation() == nil &&
+				r.GetMaintenance() != nil && r.GetMaintenance().GetKind() == ""
 		})
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
 const (
@@ -39,10 +40,9 @@ type announcement struct {
 	finished bool // confirmed or replaced; guarded by Client.mu, like the closing of done
 }
 
-// Notice reports a termination notice immediately, and again at the start of every stream. A nil notice withdraws the
-// earlier notice.
-func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
-	c.update(func(s *standing) { s.termination, s.urgent = notice, true })
+// Notice reports the cloud's notices immediately, and in every report from now on.
+func (c *Client) Notice(notices notice.Notices) {
+	c.update(func(s *standing) { s.notices, s.urgent = notices, true })
 }
 
 // Announce reports immediately why the agent is about to stop, and again at the start of every stream. It returns nil
@@ -267,7 +267,8 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	report.Termination = remainingNotice(r.standing.termination, time.Now())
+	report.Termination = remainingNotice(r.standing.notices.Termination, time.Now())
+	report.Recommendation, report.Maintenance = r.standing.notices.Recommendation, r.standing.notices.Maintenance
 	report.Drain = r.standing.drain
 	report.Healthy = r.standing.unwell == ""
 	report.Message = folder.Clip(cmp.Or(r.standing.unwell, r.standing.remark), folder.MaxReportedText)

@@ -107,6 +107,7 @@ var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventHealthy: "agent", shardstate.EventUnhealthy: "agent", shardstate.EventNotice: "agent",
 	shardstate.EventPendingDeletion: "leader", shardstate.EventDeleted: "leader", shardstate.EventFilesPushed: "leader",
 	shardstate.EventFlaps: "leader", shardstate.EventDrainHook: "agent",
+	shardstate.EventRecommendation: "agent", shardstate.EventMaintenance: "agent",
 }
 
 // journalAlert records that an alert was raised or resolved.

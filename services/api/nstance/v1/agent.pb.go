@@ -1191,7 +1191,7 @@ type ReportHealthRequest struct {
 	Keys        []*KeyState  `protobuf:"bytes,6,rep,name=keys,proto3" json:"keys,omitempty"`
 	Unchanged   bool         `protobuf:"varint,7,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	RuntimeHash string       `protobuf:"bytes,8,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`
-	// The cloud's notice that it will take the VM away. The first report of each stream repeats it.
+	// The cloud's notice that it will take the VM away. Every report repeats it.
 	Termination *TerminationNotice `protobuf:"bytes,9,opt,name=termination,proto3" json:"termination,omitempty"`
 	Stopping    StoppingReason     `protobuf:"varint,10,opt,name=stopping,proto3,enum=nstance.v1.StoppingReason" json:"stopping,omitempty"`
 	// True if the agent is healthy. If false, message says why.
@@ -1204,7 +1204,11 @@ type ReportHealthRequest struct {
 	// States of all health checks, in each report that has files and keys. Agents that run no health checks leave it out.
 	HealthChecks *HealthCheckReport `protobuf:"bytes,17,opt,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
 	// How the drain hook ended. In each report after its end.
-	Drain         *DrainReport `protobuf:"bytes,18,opt,name=drain,proto3" json:"drain,omitempty"`
+	Drain *DrainReport `protobuf:"bytes,18,opt,name=drain,proto3" json:"drain,omitempty"`
+	// Whether the cloud recommends replacing the VM. In every report. Absent: the agent does not know.
+	Recommendation *Recommendation `protobuf:"bytes,19,opt,name=recommendation,proto3" json:"recommendation,omitempty"`
+	// The maintenance that the cloud has announced for the VM. In every report. Absent: the agent does not know.
+	Maintenance   *Maintenance `protobuf:"bytes,20,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1361,6 +1365,20 @@ func (x *ReportHealthRequest) GetHealthChecks() *HealthCheckReport {
 func (x *ReportHealthRequest) GetDrain() *DrainReport {
 	if x != nil {
 		return x.Drain
+	}
+	return nil
+}
+
+func (x *ReportHealthRequest) GetRecommendation() *Recommendation {
+	if x != nil {
+		return x.Recommendation
+	}
+	return nil
+}
+
+func (x *ReportHealthRequest) GetMaintenance() *Maintenance {
+	if x != nil {
+		return x.Maintenance
 	}
 	return nil
 }
@@ -1823,6 +1841,108 @@ func (x *TerminationNotice) GetRemaining() *durationpb.Duration {
 	return nil
 }
 
+// Recommendation is the cloud's advice about a VM that has an elevated risk of interruption.
+type Recommendation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// True if the cloud recommends replacing the VM. False: it does not, or no longer.
+	Replace       bool `protobuf:"varint,1,opt,name=replace,proto3" json:"replace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recommendation) Reset() {
+	*x = Recommendation{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recommendation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recommendation) ProtoMessage() {}
+
+func (x *Recommendation) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recommendation.ProtoReflect.Descriptor instead.
+func (*Recommendation) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Recommendation) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+// Maintenance is work of the cloud that stops, restarts or disturbs the VM.
+type Maintenance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind of the maintenance in the cloud's words, such as "instance-retirement": one line of at most 64 bytes.
+	// Empty: none is announced, or it was withdrawn.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// When it begins at the earliest. Absent: unknown, so that it may begin at any time.
+	Begins        *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=begins,proto3" json:"begins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Maintenance) Reset() {
+	*x = Maintenance{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Maintenance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Maintenance) ProtoMessage() {}
+
+func (x *Maintenance) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Maintenance.ProtoReflect.Descriptor instead.
+func (*Maintenance) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Maintenance) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Maintenance) GetBegins() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Begins
+	}
+	return nil
+}
+
 type ReportHealthResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1831,7 +1951,7 @@ type ReportHealthResponse struct {
 
 func (x *ReportHealthResponse) Reset() {
 	*x = ReportHealthResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1963,7 @@ func (x *ReportHealthResponse) String() string {
 func (*ReportHealthResponse) ProtoMessage() {}
 
 func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1976,7 @@ func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthResponse.ProtoReflect.Descriptor instead.
 func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type AgentServiceRenewCertificateRequest struct {
@@ -1872,7 +1992,7 @@ type AgentServiceRenewCertificateRequest struct {
 
 func (x *AgentServiceRenewCertificateRequest) Reset() {
 	*x = AgentServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2004,7 @@ func (x *AgentServiceRenewCertificateRequest) String() string {
 func (*AgentServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2017,7 @@ func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use AgentServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
@@ -1925,7 +2045,7 @@ type AgentServiceRenewCertificateResponse struct {
 
 func (x *AgentServiceRenewCertificateResponse) Reset() {
 	*x = AgentServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2057,7 @@ func (x *AgentServiceRenewCertificateResponse) String() string {
 func (*AgentServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2070,7 @@ func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use AgentServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AgentServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -2046,7 +2166,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x03 \x03(\v2#.nstance.v1.FilesCommit.Sha256EntryR\x06sha256\x1a9\n" +
 	"\vSha256Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd5\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd4\x06\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -2067,7 +2187,9 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x04ipv6\x18\x0f \x01(\tR\x04ipv6\x12\x1a\n" +
 	"\bhostname\x18\x10 \x01(\tR\bhostname\x12B\n" +
 	"\rhealth_checks\x18\x11 \x01(\v2\x1d.nstance.v1.HealthCheckReportR\fhealthChecks\x12-\n" +
-	"\x05drain\x18\x12 \x01(\v2\x17.nstance.v1.DrainReportR\x05drain\"#\n" +
+	"\x05drain\x18\x12 \x01(\v2\x17.nstance.v1.DrainReportR\x05drain\x12B\n" +
+	"\x0erecommendation\x18\x13 \x01(\v2\x1a.nstance.v1.RecommendationR\x0erecommendation\x129\n" +
+	"\vmaintenance\x18\x14 \x01(\v2\x17.nstance.v1.MaintenanceR\vmaintenance\"#\n" +
 	"\vDrainReport\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\"c\n" +
 	"\x11HealthCheckReport\x12\x18\n" +
@@ -2108,7 +2230,12 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x11TerminationNotice\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x126\n" +
 	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x127\n" +
-	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x16\n" +
+	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"*\n" +
+	"\x0eRecommendation\x12\x18\n" +
+	"\areplace\x18\x01 \x01(\bR\areplace\"U\n" +
+	"\vMaintenance\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x122\n" +
+	"\x06begins\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06begins\"\x16\n" +
 	"\x14ReportHealthResponse\"e\n" +
 	"#AgentServiceRenewCertificateRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
@@ -2149,7 +2276,7 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
 	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
@@ -2177,12 +2304,14 @@ var file_nstance_v1_agent_proto_goTypes = []any{
 	(*FileState)(nil),                            // 23: nstance.v1.FileState
 	(*KeyState)(nil),                             // 24: nstance.v1.KeyState
 	(*TerminationNotice)(nil),                    // 25: nstance.v1.TerminationNotice
-	(*ReportHealthResponse)(nil),                 // 26: nstance.v1.ReportHealthResponse
-	(*AgentServiceRenewCertificateRequest)(nil),  // 27: nstance.v1.AgentServiceRenewCertificateRequest
-	(*AgentServiceRenewCertificateResponse)(nil), // 28: nstance.v1.AgentServiceRenewCertificateResponse
-	nil,                           // 29: nstance.v1.FilesCommit.Sha256Entry
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*Recommendation)(nil),                       // 26: nstance.v1.Recommendation
+	(*Maintenance)(nil),                          // 27: nstance.v1.Maintenance
+	(*ReportHealthResponse)(nil),                 // 28: nstance.v1.ReportHealthResponse
+	(*AgentServiceRenewCertificateRequest)(nil),  // 29: nstance.v1.AgentServiceRenewCertificateRequest
+	(*AgentServiceRenewCertificateResponse)(nil), // 30: nstance.v1.AgentServiceRenewCertificateResponse
+	nil,                           // 31: nstance.v1.FilesCommit.Sha256Entry
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
 	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
@@ -2193,16 +2322,16 @@ var file_nstance_v1_agent_proto_depIdxs = []int32{
 	4,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
 	12, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
 	11, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
-	30, // 8: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
-	30, // 9: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
+	32, // 8: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
+	32, // 9: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
 	13, // 10: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
 	14, // 11: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
 	15, // 12: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
-	30, // 13: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
-	30, // 14: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
-	30, // 15: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
-	29, // 16: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
-	30, // 17: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	32, // 13: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	32, // 14: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	32, // 15: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	31, // 16: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
+	32, // 17: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
 	22, // 18: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
 	23, // 19: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
 	24, // 20: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
@@ -2210,28 +2339,31 @@ var file_nstance_v1_agent_proto_depIdxs = []int32{
 	1,  // 22: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
 	20, // 23: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
 	19, // 24: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
-	21, // 25: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
-	2,  // 26: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
-	31, // 27: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	31, // 28: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	31, // 29: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	30, // 30: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
-	31, // 31: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 32: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	6,  // 33: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	9,  // 34: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	18, // 35: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	27, // 36: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	4,  // 37: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	8,  // 38: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	10, // 39: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	26, // 40: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	28, // 41: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	37, // [37:42] is the sub-list for method output_type
-	32, // [32:37] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	26, // 25: nstance.v1.ReportHealthRequest.recommendation:type_name -> nstance.v1.Recommendation
+	27, // 26: nstance.v1.ReportHealthRequest.maintenance:type_name -> nstance.v1.Maintenance
+	21, // 27: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	2,  // 28: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	33, // 29: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	33, // 30: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	33, // 31: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	32, // 32: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
+	33, // 33: nstance.v1.Maintenance.begins:type_name -> google.protobuf.Timestamp
+	33, // 34: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 35: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	6,  // 36: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	9,  // 37: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	18, // 38: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	29, // 39: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	4,  // 40: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	8,  // 41: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	10, // 42: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	28, // 43: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	30, // 44: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -2257,7 +2389,7 @@ func file_nstance_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -147,6 +147,10 @@ const (
 	InstanceEvent_TYPE_FLAPS InstanceEvent_Type = 12
 	// The drain hook of the VM has ended. The reason says how.
 	InstanceEvent_TYPE_DRAIN_HOOK InstanceEvent_Type = 13
+	// The cloud recommends replacing the VM, or no longer does. The reason says which.
+	InstanceEvent_TYPE_RECOMMENDATION InstanceEvent_Type = 14
+	// The cloud has announced, changed or withdrawn maintenance of the VM. The reason says which.
+	InstanceEvent_TYPE_MAINTENANCE InstanceEvent_Type = 15
 )
 
 // Enum value maps for InstanceEvent_Type.
@@ -166,6 +170,8 @@ var (
 		11: "TYPE_FILES_PUSHED",
 		12: "TYPE_FLAPS",
 		13: "TYPE_DRAIN_HOOK",
+		14: "TYPE_RECOMMENDATION",
+		15: "TYPE_MAINTENANCE",
 	}
 	InstanceEvent_Type_value = map[string]int32{
 		"TYPE_UNSPECIFIED":      0,
@@ -182,6 +188,8 @@ var (
 		"TYPE_FILES_PUSHED":     11,
 		"TYPE_FLAPS":            12,
 		"TYPE_DRAIN_HOOK":       13,
+		"TYPE_RECOMMENDATION":   14,
+		"TYPE_MAINTENANCE":      15,
 	}
 )
 
@@ -4880,7 +4888,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15WatchInstancesRequest\x12\x18\n" +
 	"\aobserve\x18\x01 \x01(\bR\aobserve\"I\n" +
 	"\x16WatchInstancesResponse\x12/\n" +
-	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\x81\x05\n" +
+	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xb0\x05\n" +
 	"\rInstanceEvent\x122\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1e.nstance.v1.InstanceEvent.TypeR\x04type\x126\n" +
 	"\binstance\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12\x16\n" +
@@ -4889,7 +4897,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\breplaces\x18\x06 \x01(\tR\breplaces\x12\x14\n" +
 	"\x05drain\x18\a \x01(\bR\x05drain\x127\n" +
-	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x9c\x02\n" +
+	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xcb\x02\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTYPE_CREATING\x10\x01\x12\x10\n" +
@@ -4906,7 +4914,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x11TYPE_FILES_PUSHED\x10\v\x12\x0e\n" +
 	"\n" +
 	"TYPE_FLAPS\x10\f\x12\x13\n" +
-	"\x0fTYPE_DRAIN_HOOK\x10\r\"\x14\n" +
+	"\x0fTYPE_DRAIN_HOOK\x10\r\x12\x17\n" +
+	"\x13TYPE_RECOMMENDATION\x10\x0e\x12\x14\n" +
+	"\x10TYPE_MAINTENANCE\x10\x0f\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +

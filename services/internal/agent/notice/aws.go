@@ -1,6 +1,7 @@
 package notice
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,8 +35,11 @@ var aws = Cloud{
 	},
 }
 
-// AWS watches for a spot instance's interruption notice and rebalance recommendation through IMDSv2.
+// AWS watches for a spot instance's interruption notice and rebalance recommendation, and for scheduled events, through
+// IMDSv2.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/viewing_scheduled_events.html
 type AWS struct {
 	options Options
 	token   string
@@ -55,6 +59,7 @@ const (
 	tokenPath     = "/latest/api/token"
 	actionPath    = "/latest/meta-data/spot/instance-action"
 	rebalancePath = "/latest/meta-data/events/recommendations/rebalance"
+	scheduledPath = "/latest/meta-data/events/maintenance/scheduled"
 	// identityPath is the path of the signed instance identity document, PKCS #7 in base64.
 	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/verify-rsa2048.html
 	identityPath = "/latest/dynamic/instance-identity/rsa2048"
@@ -63,40 +68,60 @@ const (
 )
 
 // Watch polls the metadata service, and pauses for Options.Interval after each answer. It calls the function `notice`
-// whenever the termination notice changes. It returns when ctx ends. Watch must not run concurrently with itself.
-func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
-	w := &watcher{Options: a.options, announce: notice}
+// whenever a notice changes. It returns when ctx ends. Watch must not run concurrently with itself.
+func (a *AWS) Watch(ctx context.Context, notice func(Notices)) error {
+	w := newWatcher(a.options, notice)
 	for {
-		found, err := a.readNotice(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
+		termination, err := a.readAction(ctx)
+		if ctx.Err() == nil {
+			w.saw(actionPath, err, func(n *Notices) { n.Termination = termination })
 		}
-		w.saw(found, err)
+		recommendation, err := a.readRecommendation(ctx)
+		if ctx.Err() == nil {
+			w.saw(rebalancePath, err, func(n *Notices) { n.Recommendation = recommendation })
+		}
+		scheduled, err := a.readScheduled(ctx)
+		if ctx.Err() == nil {
+			w.saw(scheduledPath, err, func(n *Notices) { n.Maintenance = scheduled })
+		}
 		if err := tasks.Sleep(ctx, a.options.Interval); err != nil {
 			return err
 		}
 	}
 }
 
-// readNotice returns the current notice, or nil. An interruption takes precedence over a rebalance recommendation,
-// because only an interruption notice says when the VM will end.
-func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
+// readAction returns the current interruption notice, or nil.
+func (a *AWS) readAction(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, header, err := a.get(ctx, actionPath)
-	switch {
-	case err == nil:
-		notice, err := parseAction(body)
-		return a.countHere(notice, header.Get("Date")), err
-	case !errors.Is(err, errNone):
-		return nil, err
-	}
-	_, _, err = a.get(ctx, rebalancePath)
-	switch {
-	case err == nil:
-		return &nstancev1.TerminationNotice{Kind: "rebalance"}, nil
-	case errors.Is(err, errNone):
+	if errors.Is(err, errNone) {
 		return nil, nil //nolint:nilnil // no notice, no error
 	}
-	return nil, err
+	if err != nil {
+		return nil, err
+	}
+	notice, err := parseAction(body)
+	return a.countHere(notice, header.Get("Date")), err
+}
+
+// readRecommendation reports whether there is a rebalance recommendation. AWS never withdraws one.
+func (a *AWS) readRecommendation(ctx context.Context) (*nstancev1.Recommendation, error) {
+	_, _, err := a.get(ctx, rebalancePath)
+	if err != nil && !errors.Is(err, errNone) {
+		return nil, err
+	}
+	return &nstancev1.Recommendation{Replace: err == nil}, nil
+}
+
+// readScheduled returns the scheduled event that begins first.
+func (a *AWS) readScheduled(ctx context.Context) (*nstancev1.Maintenance, error) {
+	body, _, err := a.get(ctx, scheduledPath)
+	if errors.Is(err, errNone) {
+		return &nstancev1.Maintenance{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseScheduled(body)
 }
 
 // countHere changes the deadline of a notice to this machine's clock. date is the header of the answer, on AWS's
@@ -166,4 +191,32 @@ func parseAction(body []byte) (*nstancev1.TerminationNotice, error) {
 		}
 	}
 	return notice, nil
+}
+
+// parseScheduled parses a list of scheduled events, such as
+//
+//	[{"NotBefore": "21 Jan 2019 09:00:43 GMT", "Code": "system-reboot", "Description": "scheduled reboot",
+//	  "EventId": "instance-event-0d59937288b749b32", "NotAfter": "21 Jan 2019 09:17:23 GMT", "State": "active"}]
+//
+// It returns the active event that begins first. EC2 keeps completed and canceled events in the list for a while.
+func parseScheduled(body []byte) (*nstancev1.Maintenance, error) {
+	var events []struct{ NotBefore, Code, Description, State string }
+	if err := json.Unmarshal(body, &events); err != nil {
+		return nil, fmt.Errorf("events/maintenance/scheduled: %w", err)
+	}
+	first, found := time.Time{}, &nstancev1.Maintenance{}
+	for _, e := range events {
+		if e.State != "active" || strings.HasPrefix(e.Description, "[Completed]") ||
+			strings.HasPrefix(e.Description, "[Canceled]") {
+			continue
+		}
+		begins, err := time.Parse("2 Jan 2006 15:04:05 MST", e.NotBefore)
+		if err != nil {
+			return nil, fmt.Errorf("events/maintenance/scheduled: NotBefore: %w", err)
+		}
+		if found.GetKind() == "" || begins.Before(first) {
+			first, found = begins, maintenance(cmp.Or(e.Code, "scheduled event"), timestamppb.New(begins))
+		}
+	}
+	return found, nil
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"io/fs"
 	"strings"
-
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
 // NoCloud is the name for a machine that is not a VM of any of the [Clouds].
@@ -27,12 +25,11 @@ type Cloud struct {
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
 }
 
-// Source watches for the cloud's announcement that it will take the VM away.
+// Source watches for the cloud's notices about the VM.
 type Source interface {
-	// Watch calls the function `notice` whenever the cloud's termination notice changes, with nil if the cloud
-	// withdraws it. Watch returns when ctx ends, or with an error if there is nothing to watch. Watch must not run
-	// concurrently with itself.
-	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
+	// Watch calls the function `notice` whenever the cloud's notices change, one call after the other. Watch returns
+	// when ctx ends, or with an error if there is nothing to watch. Watch must not run concurrently with itself.
+	Watch(ctx context.Context, notice func(Notices)) error
 }
 
 // Firmware reads the tables of a machine's firmware from /sys/class/dmi/id.

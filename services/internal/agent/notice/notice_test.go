@@ -63,6 +63,7 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 	}
 	defer m.mu.Unlock()
+	google := strings.HasPrefix(r.URL.Path, "/computeMetadata/")
 	value, ok := m.values[r.URL.Path]
 	w.Header()["Date"] = nil
 	if m.date != "" {
@@ -77,9 +78,9 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		fmt.Fprint(w, m.token)
-	case r.URL.Path == preemptedPath && r.Header.Get("Metadata-Flavor") != "Google":
+	case google && r.Header.Get("Metadata-Flavor") != "Google":
 		http.Error(w, "no flavor", http.StatusForbidden)
-	case r.URL.Path != preemptedPath && r.Header.Get("X-aws-ec2-metadata-token") != fmt.Sprint(m.token):
+	case !google && r.Header.Get("X-aws-ec2-metadata-token") != fmt.Sprint(m.token):
 		m.refused++
 		http.Error(w, "no token", http.StatusUnauthorized)
 	case !ok:
@@ -91,15 +92,11 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-type source interface {
-	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
-}
-
 // watch watches a source until the test ends. The returned channel receives each reported notice.
-func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
+func watch(t *testing.T, s Source) <-chan Notices {
 	ctx, cancel := context.WithCancel(context.Background())
-	notices, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
-	go func() { done <- s.Watch(ctx, func(n *nstancev1.TerminationNotice) { notices <- n }) }()
+	notices, done := make(chan Notices, 16), make(chan error, 1)
+	go func() { done <- s.Watch(ctx, func(n Notices) { notices <- n }) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -109,16 +106,27 @@ func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
 	return notices
 }
 
-func wantNotice(t *testing.T, notices <-chan *nstancev1.TerminationNotice, want *nstancev1.TerminationNotice) {
+// wantNotice waits until a source has reported the given notices. Before that, it may report that there is no
+// recommendation and no maintenance.
+func wantNotice(t *testing.T, notices <-chan Notices, want Notices) {
 	t.Helper()
-	select {
-	case got := <-notices:
-		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("notices (-want +got):\n%s", diff)
+	for timeout := time.After(20 * time.Second); ; {
+		select {
+		case got := <-notices:
+			if diff := cmp.Diff(want, got, protocmp.Transform()); diff == "" {
+				return
+			} else if got.Any() {
+				t.Errorf("notices (-want +got):\n%s", diff)
+			}
+		case <-timeout:
+			t.Fatalf("no notice, want %v", want)
 		}
-	case <-time.After(20 * time.Second):
-		t.Fatalf("no notice, want %v", want)
 	}
+}
+
+// none are the notices of a metadata service that has none, with the given termination.
+func none(termination *nstancev1.TerminationNotice) Notices {
+	return Notices{termination, &nstancev1.Recommendation{}, &nstancev1.Maintenance{}}
 }
 
 func options(base string) Options {
@@ -130,10 +138,18 @@ func TestAWS(t *testing.T) {
 	notices := watch(t, NewAWS(options(base)))
 	deadline := time.Date(2026, 11, 21, 8, 22, 0, 0, time.UTC)
 
+	want := none(nil)
+	wantNotice(t, notices, want)
 	m.change(func() { m.values[rebalancePath] = `{"noticeTime": "2026-11-21T08:00:00Z"}` })
-	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "rebalance"})
+	want.Recommendation = &nstancev1.Recommendation{Replace: true}
+	wantNotice(t, notices, want)
+	m.change(func() { m.values[scheduledPath] = scheduled })
+	want.Maintenance = &nstancev1.Maintenance{Kind: "system-reboot",
+		Begins: timestamppb.New(time.Date(2019, 1, 21, 9, 0, 43, 0, time.UTC))}
+	wantNotice(t, notices, want)
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
-	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
+	want.Termination = &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)}
+	wantNotice(t, notices, want)
 
 	// The notice does not change while the metadata service is down, refuses an expired token, or answers malformed
 	// text.
@@ -141,9 +157,16 @@ func TestAWS(t *testing.T) {
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })
 	m.change(func() { m.values[actionPath] = `{"action": "stop", "time": "2026-11-21T08:22:00Z", "more": 1}` })
-	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-stop", Deadline: timestamppb.New(deadline)})
+	want.Termination = &nstancev1.TerminationNotice{Kind: "spot-stop", Deadline: timestamppb.New(deadline)}
+	wantNotice(t, notices, want)
+	m.change(func() { m.values[scheduledPath] = "[]" })
+	want.Maintenance = &nstancev1.Maintenance{}
+	wantNotice(t, notices, want)
+	m.change(func() { delete(m.values, actionPath) })
+	want.Termination = nil
+	wantNotice(t, notices, want)
 	m.change(func() { clear(m.values) })
-	wantNotice(t, notices, nil)
+	wantNotice(t, notices, none(nil))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refused == 0 {
@@ -165,12 +188,91 @@ func TestAWSCountsOnItsOwnClock(t *testing.T) {
 	notices := watch(t, a)
 	want := &nstancev1.TerminationNotice{Kind: "spot-terminate", Remaining: durationpb.New(2 * time.Minute),
 		Deadline: timestamppb.New(time.Date(2026, 11, 21, 12, 2, 1, 0, time.UTC))}
-	wantNotice(t, notices, want)
+	awaitTermination(t, notices, want)
 	m.change(func() { m.date = "Sat, 21 Nov 2026 08:20:03 GMT" })
 	m.change(func() { m.values[actionPath] = `{"action": "stop", "time": "2026-11-21T08:22:00Z"}` })
 	want.Kind = "spot-stop"
-	wantNotice(t, notices, want)
+	awaitTermination(t, notices, want)
 }
+
+// awaitTermination waits until a source has reported the given termination notice, whatever else it reports.
+func awaitTermination(t *testing.T, notices <-chan Notices, want *nstancev1.TerminationNotice) {
+	t.Helper()
+	for timeout := time.After(20 * time.Second); ; {
+		select {
+		case got := <-notices:
+			if got.Termination == nil || want.GetKind() != got.Termination.GetKind() {
+				continue
+			}
+			if diff := cmp.Diff(want, got.Termination, protocmp.Transform()); diff != "" {
+				t.Errorf("notices (-want +got):\n%s", diff)
+			}
+			return
+		case <-timeout:
+			t.Fatalf("no notice, want %v", want)
+		}
+	}
+}
+
+// scheduled is the example of the EC2 User Guide.
+const scheduled = `[
+  {
+    "NotBefore" : "21 Jan 2019 09:00:43 GMT",
+    "Code" : "system-reboot",
+    "Description" : "scheduled reboot",
+    "EventId" : "instance-event-0d59937288b749b32",
+    "NotAfter" : "21 Jan 2019 09:17:23 GMT",
+    "State" : "active"
+  }
+]`
+
+func TestParseScheduled(t *testing.T) {
+	event := func(code, notBefore, state, description string) string {
+		return fmt.Sprintf(`{"Code":%q,"NotBefore":%q,"State":%q,"Description":%q}`, code, notBefore, state, description)
+	}
+	for body, want := range map[string]*nstancev1.Maintenance{
+		"[]": {},
+		"[" + event("instance-stop", "3 May 2021 22:00:00 GMT", "active", "") + "," +
+			event("instance-retirement", "1 May 2021 22:00:00 GMT", "active", "") + "]": {Kind: "instance-retirement",
+			Begins: timestamppb.New(time.Date(2021, 5, 1, 22, 0, 0, 0, time.UTC))},
+		"[" + event("system-reboot", "1 May 2021 22:00:00 GMT", "completed", "") + "," +
+			event("system-reboot", "1 May 2021 22:00:00 GMT", "active", "[Canceled] scheduled reboot") + "]": {},
+	} {
+		got, err := parseScheduled([]byte(body))
+		if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", body, err, diff)
+		}
+	}
+	for _, body := range []string{"", "{}", `[{"State":"active","NotBefore":"soon"}]`} {
+		if got, err := parseScheduled([]byte(body)); err == nil {
+			t.Errorf("%q was read as %v", body, got)
+		}
+	}
+}
+
+func TestParseUpcoming(t *testing.T) {
+	for body, want := range map[string]*nstancev1.Maintenance{
+		"NONE\n": {}, `"NONE"`: {}, "{ }": {},
+		`{ "error": "no notifications have been received yet, try again later" }`: {},
+		upcoming: {Kind: "host-maintenance",
+			Begins: timestamppb.New(time.Date(2025, 9, 10, 9, 28, 15, 0, time.UTC))},
+	} {
+		got, err := parseUpcoming([]byte(body))
+		if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", body, err, diff)
+		}
+	}
+	for _, body := range []string{"", "[]", `{"window_start_time":"soon"}`} {
+		if got, err := parseUpcoming([]byte(body)); err == nil {
+			t.Errorf("%q was read as %v", body, got)
+		}
+	}
+}
+
+// upcoming has the form of the metadata server's answer.
+const upcoming = `{"can_reschedule":"true","latest_window_start_time":"2025-09-10T09:28:16+00:00",` +
+	`"maintenance_status":"PENDING","type":"SCHEDULED","window_end_time":"2025-09-10T13:28:15+00:00",` +
+	`"window_start_time":"2025-09-10T09:28:15+00:00"}`
 
 func TestParseAction(t *testing.T) {
 	for body, want := range map[string]*nstancev1.TerminationNotice{
@@ -199,12 +301,12 @@ func TestAWSOddToken(t *testing.T) {
 	a := NewAWS(options(server.URL))
 	for _, token := range []string{"a\x00b", "a\nb", "", "é"} {
 		s.set(http.StatusOK, token, `{"action":"stop"}`, "", "")
-		if notice, err := a.readNotice(t.Context()); err == nil {
+		if notice, err := a.readAction(t.Context()); err == nil {
 			t.Errorf("%q: %v", token, notice)
 		}
 	}
 	s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "", "")
-	if notice, err := a.readNotice(t.Context()); err != nil || notice.GetKind() != "spot-stop" {
+	if notice, err := a.readAction(t.Context()); err != nil || notice.GetKind() != "spot-stop" {
 		t.Errorf("with a good token: %v, %v", notice, err)
 	}
 }
@@ -222,13 +324,18 @@ func FuzzParseAction(f *testing.F) {
 
 func TestGCP(t *testing.T) {
 	m, base := newIMDS(t)
-	m.change(func() { m.values[preemptedPath] = "FALSE" })
+	upcomingValue, _, _ := strings.Cut(upcomingPath, "?")
+	m.change(func() {
+		m.values[preemptedPath], m.values[eventPath], m.values[policyPath] = "FALSE", "NONE", "TERMINATE"
+	})
 	g := NewGCP(options(base))
 	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	g.now = func() time.Time { return now }
 	notices := watch(t, g)
-	want := &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second)),
-		Remaining: durationpb.New(30 * time.Second)}
+	want := none(&nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second)),
+		Remaining: durationpb.New(30 * time.Second)})
+	want.Recommendation = nil // Compute Engine has none
+	wantNotice(t, notices, Notices{Maintenance: &nstancev1.Maintenance{}})
 
 	m.change(func() { m.values[preemptedPath] = "TRUE" })
 	wantNotice(t, notices, want)
@@ -236,22 +343,48 @@ func TestGCP(t *testing.T) {
 	m.change(func() { m.down = true })
 	m.change(func() { m.down = false; m.values[preemptedPath] = "TRUE" })
 	m.change(func() { m.values[preemptedPath] = "FALSE" })
-	wantNotice(t, notices, nil)
+	want.Termination = nil
+	wantNotice(t, notices, want)
+
+	// A live migration is no maintenance. An event that has begun has no time.
+	m.change(func() { m.values[eventPath] = "MIGRATE_ON_HOST_MAINTENANCE" })
+	m.change(func() { m.values[upcomingValue], m.values[policyPath] = upcoming, "MIGRATE" })
+	m.change(func() { m.values[policyPath] = "TERMINATE" })
+	want.Maintenance = &nstancev1.Maintenance{Kind: "host-maintenance",
+		Begins: timestamppb.New(time.Date(2025, 9, 10, 9, 28, 15, 0, time.UTC))}
+	wantNotice(t, notices, want)
+	m.change(func() { m.values[eventPath] = "TERMINATE_ON_HOST_MAINTENANCE" })
+	want.Maintenance = &nstancev1.Maintenance{Kind: "host-maintenance"}
+	wantNotice(t, notices, want)
+	m.change(func() { m.values[upcomingValue] = "NONE" })
+	m.change(func() { m.values[eventPath] = "NONE" })
+	for got := range notices { // the value of upcoming maintenance is read seldom
+		if !got.Any() {
+			break
+		}
+	}
 }
 
 // TestGCPWaits checks that no further requests are sent while a request hangs.
 func TestGCPWaits(t *testing.T) {
 	m, base := newIMDS(t)
-	m.change(func() { m.values[preemptedPath] = "FALSE" })
-	notices := watch(t, NewGCP(options(base)))
-	select {
-	case n := <-notices:
-		t.Errorf("told %v", n)
-	case <-time.After(100 * time.Millisecond):
+	m.change(func() { m.values[preemptedPath], m.values[eventPath] = "FALSE", "NONE" })
+	o := options(base)
+	o.Interval = 20 * time.Millisecond // upcoming maintenance is read once, because it takes 600 ms until the next time
+	notices := watch(t, NewGCP(o))
+	for timeout := time.After(100 * time.Millisecond); timeout != nil; {
+		select {
+		case n := <-notices:
+			if n.Any() {
+				t.Errorf("told %v", n)
+			}
+		case <-timeout:
+			timeout = nil
+		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.requests > 2 {
+	if m.requests > 5 {
 		t.Errorf("%d requests in 100 ms", m.requests)
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"unicode"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
 // scripted is a metadata service that gives odd answers until it is made healthy.
@@ -57,24 +60,33 @@ func FuzzService(f *testing.F) {
 		a, g := NewAWS(o), NewGCP(o)
 		s.set(status, token, body, etag, flavor)
 		ctx := context.Background()
-		if notice, err := a.readNotice(ctx); err == nil && status == http.StatusOK && notice == nil {
+		if notice, err := a.readAction(ctx); err == nil && status == http.StatusOK && notice == nil {
 			t.Errorf("%q is no notice and no error", body)
 		} else if err != nil && len(err.Error()) > 4<<10 {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
-		preempted, next, err := g.readPreempted(ctx, "")
-		if text := strings.TrimSpace(body); err == nil && (status != http.StatusOK || flavor != "Google" ||
-			preempted != (text == "TRUE") || text != "TRUE" && text != "FALSE") {
-			t.Errorf("%d %q of %q: %t", status, body, flavor, preempted)
+		text, next, err := g.readChange(ctx, preemptedPath, "")
+		if err == nil && (status != http.StatusOK || flavor != "Google" || text != strings.TrimSpace(body)) {
+			t.Errorf("%d %q of %q: %q", status, body, flavor, text)
+		}
+		for _, took := range []func() (*nstancev1.Maintenance, error){
+			func() (*nstancev1.Maintenance, error) { return a.readScheduled(ctx) },
+			func() (*nstancev1.Maintenance, error) { return g.readUpcoming(ctx) },
+		} {
+			if found, err := took(); err == nil && (len(found.GetKind()) > maxKind ||
+				strings.ContainsFunc(found.GetKind(), unicode.IsControl) ||
+				found.GetBegins() != nil && found.GetBegins().CheckValid() != nil) {
+				t.Errorf("%q is the maintenance %v", body, found)
+			}
 		}
 
 		s.set(http.StatusOK, goodToken, `{"action":"stop"}`, "2", "Google")
-		if notice, err := a.readNotice(ctx); err != nil || notice.GetKind() != "spot-stop" {
+		if notice, err := a.readAction(ctx); err != nil || notice.GetKind() != "spot-stop" {
 			t.Errorf("after the token %q: %v, %v", token, notice, err)
 		}
 		s.set(http.StatusOK, goodToken, "TRUE", "2", "Google")
-		if preempted, _, err := g.readPreempted(ctx, next); err != nil || !preempted {
-			t.Errorf("after the version %q: %t, %v", next, preempted, err)
+		if text, _, err := g.readChange(ctx, preemptedPath, next); err != nil || text != "TRUE" {
+			t.Errorf("after the version %q: %q, %v", next, text, err)
 		}
 	})
 }

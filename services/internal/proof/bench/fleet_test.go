@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
 // agentsEnv is the environment variable that makes this program run as the agents' process.
@@ -203,7 +204,7 @@ func runAgents(in io.Reader, out io.Writer) {
 					next := time.After(o.Every)
 					membersMu.Lock()
 					for _, m := range members {
-						m.client.Notice(nil) // there is no notice: this repeats the report
+						m.client.Notice(notice.Notices{}) // there is no notice: this repeats the report
 					}
 					membersMu.Unlock()
 					<-next

@@ -31,6 +31,10 @@ func (f *Fleet) start(a plan.Action) {
 		})
 	case plan.Mark:
 		f.work(vm, plan.MarkingDeleting, f.Write, func() {
+			if vm.State == record.Deleting { // rule 40
+				vm.DeleteDeadline = a.Deadline
+				return
+			}
 			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, f.Now, a.Why(), a.Deadline
 			if a.Cause == plan.CauseUnregistered {
 				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
@@ -131,19 +135,31 @@ func (f *Fleet) startCreate(a plan.Action) {
 	f.after(f.Create, 0, func() {
 		if vm.Spot && f.NoSpot {
 			f.drop(vm)
-			if a.Cause != plan.CauseReturnToSpot {
-				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, "no spot capacity", f.Now)
-			}
+			f.refused(a, "no spot capacity")
 			return
 		}
 		if f.Refuse != "" {
 			f.drop(vm)
-			f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, f.Refuse, f.Now)
+			f.refused(a, f.Refuse)
 			return
+		}
+		if a.Cause.Advised() {
+			f.advised = plan.ApplyAdvisedCreate(f.advised, f.Group.GroupKey, "", f.Now)
 		}
 		vm.Truth = plan.ProviderRunning
 		f.created(vm)
 	})
+}
+
+// refused counts a create call that the provider refused, as the real executor does.
+func (f *Fleet) refused(a plan.Action, why string) {
+	switch {
+	case a.Cause == plan.CauseReturnToSpot && a.Spot:
+	case a.Cause.Advised():
+		f.advised = plan.ApplyAdvisedCreate(f.advised, f.Group.GroupKey, why, f.Now)
+	default:
+		f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, why, f.Now)
+	}
 }
 
 // created updates the instance when its create call is answered, or when a later leader finds the VM by its tag.
@@ -228,6 +244,21 @@ func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
 	f.after(deadline, 0, func() { f.EndVM(vm) })
 }
 
+// Recommend reports that the cloud recommends replacing a VM, or no longer does.
+func (f *Fleet) Recommend(vm *VM, replace bool) {
+	f.refresh(vm)
+	vm.Recommended = replace
+}
+
+// Maintain reports that the cloud has announced maintenance of a VM, which begins after the duration `begins`. If kind
+// is empty, the maintenance is withdrawn.
+func (f *Fleet) Maintain(vm *VM, kind string, begins time.Duration) {
+	f.refresh(vm)
+	if vm.Maintenance, vm.MaintenanceAt = kind, f.Now.Add(begins); kind == "" {
+		vm.MaintenanceAt = time.Time{}
+	}
+}
+
 // PowerOff announces that a machine powers off, and stops it after d.
 func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 	f.refresh(vm)
@@ -267,6 +298,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
+	f.advised = plan.Notices{}
 	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
 	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, "", 0, time.Time{}
 	f.rolloutFailure, f.configuredAt, f.storing, f.storeFailed = "", f.Now, false, plan.Failure{}

@@ -45,6 +45,10 @@ func Random(rng *rand.Rand) *Fleet {
 	if rng.Intn(2) == 0 {
 		f.Group.Drain, f.HookAfter = &config.DrainHook{Exec: []string{"drain"}}, pick(0, 5*time.Second, time.Minute)
 	}
+	if f.advice.Intn(2) == 0 {
+		f.Group.Purchase.OnRecommendation = config.OnNoticeReplace
+	}
+	f.Group.IgnoreMaintenance = f.advice.Intn(4) == 0
 	return f
 }
 
@@ -111,6 +115,9 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	if maybe(3) {
 		s.Backoff = plan.Backoff{Failures: rng.Intn(12), Last: when(1), Reason: "refused"}
 	}
+	if f.advice.Intn(4) == 0 {
+		s.Advised = plan.Notices{Since: s.Now.Add(-time.Minute), Count: f.advice.Intn(8)}
+	}
 	for range rng.Intn(12) {
 		vm := f.make()
 		i := &vm.Instance
@@ -164,6 +171,9 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		i.Provider = plan.Observed[plan.ProviderState]{Value: states[rng.Intn(len(states))], Complete: !maybe(5),
 			At: when(2)}
 		i.Asking, i.Notice, i.NoticeDeadline = maybe(5), maybe(8), when(2)
+		if i.Recommended = f.advice.Intn(6) == 0; f.advice.Intn(6) == 0 {
+			i.Maintenance, i.MaintenanceAt = "system-reboot", s.Now.Add(time.Duration(f.advice.Intn(100))*time.Minute)
+		}
 		if i.State == record.Deleting {
 			i.DeletingAt, i.DeleteDeadline, i.Announced, i.Drained = when(1), when(2), maybe(2), maybe(4)
 			i.Operator, i.Hook, i.HookEnded, i.BalancersUntil = maybe(2), maybe(2), maybe(2), when(2)
@@ -186,6 +196,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 			running = append(running, vm)
 		}
 	}
+	f.troubleOfAdvice(running)
 	some := func(what string, fn func(*VM)) {
 		if len(running) == 0 {
 			return
@@ -266,6 +277,21 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	}
 }
 
+// troubleOfAdvice lets the cloud recommend replacing a VM, or announce or withdraw maintenance, in some cases.
+func (f *Fleet) troubleOfAdvice(running []*VM) {
+	if len(running) == 0 || f.advice.Intn(3) != 0 {
+		return
+	}
+	vm := running[f.advice.Intn(len(running))]
+	if f.advice.Intn(2) == 0 {
+		f.Recommend(vm, !vm.Recommended)
+		f.Note("recommend replacing %s: %t", vm.Name, vm.Recommended)
+		return
+	}
+	f.Maintain(vm, []string{"", "system-reboot"}[f.advice.Intn(2)], time.Duration(f.advice.Intn(60))*time.Minute)
+	f.Note("maintenance of %s: %q", vm.Name, vm.Maintenance)
+}
+
 // Calm ends all faults that are still in effect.
 func (f *Fleet) Calm() {
 	f.Note("calm")
@@ -274,6 +300,7 @@ func (f *Fleet) Calm() {
 		OnImageChange: f.Group.Rollout.OnImageChange}, nil, 0
 	for _, vm := range f.VMs {
 		vm.Fails = ""
+		vm.Recommended, vm.Maintenance, vm.MaintenanceAt = false, "", time.Time{}
 		if vm.Cut {
 			f.Mend(vm)
 		}

@@ -17,6 +17,7 @@ import (
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true,
 	plan.CauseLoadBalancer: true, plan.CauseFlapping: true,
+	plan.CauseRecommendation: true, plan.CauseMaintenance: true,
 	plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}
 
 // Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
@@ -80,6 +81,12 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: the VM is not known to be gone", a)
 			}
 		case plan.Mark:
+			if i.State == record.Deleting && a.Cause == plan.CauseNotice { // rule 40
+				if !a.Deadline.Before(i.DeleteDeadline) {
+					return fmt.Errorf("%+v: does not shorten the drain, which ends at %s", a, i.DeleteDeadline)
+				}
+				continue
+			}
 			if i.State == record.Deleting || i.State == record.Reserved {
 				return fmt.Errorf("%+v: in state %s", a, i.State)
 			}

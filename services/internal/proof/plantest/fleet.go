@@ -64,7 +64,7 @@ type Fleet struct {
 	spotRefusedAt            time.Time
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
-	notices                  plan.Notices
+	notices, advised         plan.Notices
 	guard, shardGuard        plan.Guard
 	guardRaised              bool
 	backoffRaised            bool
@@ -83,6 +83,7 @@ type Fleet struct {
 	sequence, term, named    int
 	rand                     *rand.Rand
 	doubt                    *rand.Rand // for checkFirm
+	advice                   *rand.Rand // for troubleOfAdvice
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
@@ -128,7 +129,7 @@ func New(seed int64) *Fleet {
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
 		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)),
-		doubt: rand.New(rand.NewSource(^seed)),
+		doubt: rand.New(rand.NewSource(^seed)), advice: rand.New(rand.NewSource(seed + 1)),
 		marks: map[plan.Cause]int{}, asked: map[ident.ID]string{},
 	}
 	f.after(f.Settings.CollectInterval, 0, f.list)
@@ -188,7 +189,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: running,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
-		Backoff: f.backoff, Notices: f.notices, CreateBudget: -1,
+		Backoff: f.backoff, Notices: f.notices, Advised: f.advised, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
 		Image: f.image(), WantedImage: f.Image,
 		RolloutFailure: f.rolloutFailure, ConfiguredAt: f.configuredAt,

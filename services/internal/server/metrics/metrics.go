@@ -152,7 +152,8 @@ func NewServer(version, shard string) *Server {
 // zero creates each series whose labels are known, with the value 0. Without that, Prometheus would not see the first
 // increase of a series.
 func (s *Server) zero() {
-	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
+	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice,
+		plan.CauseRecommendation, plan.CauseMaintenance, plan.CauseUnhealthy,
 		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseExpired, plan.CauseDrift,
 		plan.CauseReturnToSpot} {
 		s.Replacements.WithLabelValues(string(cause))

@@ -16,7 +16,11 @@ const (
 	CauseExpired  Cause = "expired"
 	CauseDrift    Cause = "drift"
 	CauseNotice   Cause = "notice"
-	CausePowerOff Cause = "power_off"
+	// CauseRecommendation: the cloud recommends replacing the VM (rule 65).
+	CauseRecommendation Cause = "recommendation"
+	// CauseMaintenance: the cloud has announced maintenance of the VM (rule 66).
+	CauseMaintenance Cause = "maintenance"
+	CausePowerOff    Cause = "power_off"
 	// CauseReturnToSpot: a spot instance replaces one that was bought on demand (rule 58).
 	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"
@@ -27,6 +31,9 @@ const (
 	// CauseRequested: an operator or a person asked for the deletion.
 	CauseRequested Cause = "requested"
 )
+
+// Advised reports whether an instance is replaced because of a notice that does not end its VM yet (rules 65 and 66).
+func (c Cause) Advised() bool { return c == CauseRecommendation || c == CauseMaintenance }
 
 // AlertKind is the kind of an error that stays active until it is resolved.
 type AlertKind string

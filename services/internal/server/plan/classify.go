@@ -21,8 +21,9 @@ const (
 	classOnDemand
 	// classExpired and classSilent count towards the size and run. Each is deleted when its replacement is healthy.
 	classExpired
-	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
-	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
+	classHeld    // as classSilent, but the unhealthy guard holds: counts and stays
+	classSilent  // or with a failing health check or verdict of a load balancer; see classExpired
+	classAdvised // rules 65 and 66; see classExpired
 	// The next two classes count towards the size, but their instances are not accepted as replacements of others.
 	classUnreadyDrifted
 	classUnready
@@ -38,7 +39,7 @@ const (
 // the fault may be outside the instance.
 func (c class) available() bool {
 	switch c {
-	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
+	case classExpired, classHeld, classSilent, classAdvised, classDrifted, classAged, classReturning, classWell:
 		return true
 	}
 	return false
@@ -57,8 +58,12 @@ const (
 	factOnDemand                       // no group's size asked for it
 	// factUnwell: unregistered, unhealthy at its last report, late with the next, or rule 60, 62 or 63.
 	factUnwell
-	factReplaced // rule 62
-	factFlapping // rule 63
+	factReplaced    // rule 62
+	factFlapping    // rule 63
+	factRecommended // rule 65
+	factMaintenance // rule 66
+	// factTooEarly: under rule 66, the replacement waits for a window or for the maintenance.
+	factTooEarly
 )
 
 func (f facts) has(all facts) bool { return f&all == all }
@@ -121,6 +126,8 @@ var rules = [...]rule{
 		func(_ *group, i subject) (bool, time.Time) { return i.Balancer.Failed != "", time.Time{} }},
 	{62, "finish", classSilent, CauseFlapping, factUnwell | factReplaced, nil},
 	{63, "flapping", classSilent, CauseFlapping, factUnwell | factFlapping, nil},
+	{65, "recommended", classAdvised, CauseRecommendation, factRecommended, nil},
+	{66, "maintenance", classAdvised, CauseMaintenance, factMaintenance, nil},
 	{13, "unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
 	{14, "unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
 	{15, "drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
@@ -149,6 +156,8 @@ type group struct {
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
+	waiting          []bool      // see [group.findWaiting]
+	waits            int         // how many of them are true
 	// earliestReport is the oldest of the last reports of all instances that report in time. The next report that is
 	// due is from that instance. Zero: there are none.
 	earliestReport time.Time
@@ -179,7 +188,9 @@ type tally struct {
 }
 
 // replaceFirst counts the instances that are deleted only when a replacement is healthy (rule 19).
-func (t *tally) replaceFirst() int { return t.of[classExpired] + t.of[classSilent] }
+func (t *tally) replaceFirst() int {
+	return t.of[classExpired] + t.of[classSilent] + t.of[classAdvised]
+}
 
 // rotating counts the healthy instances that waves are to replace (rule 20).
 func (t *tally) rotating() int { return t.of[classDrifted] + t.of[classAged] + t.of[classReturning] }
@@ -216,6 +227,7 @@ func classifyGroup(s Snapshot) *group {
 		g.registered = g.registered || !g.facts[n].has(factUnregistered)
 	}
 	g.findReplaced()
+	g.findAdvised()
 	for n := range g.Instances {
 		g.addSilence(subject{&g.Instances[n], g.facts[n]})
 	}

@@ -36,6 +36,9 @@ func TestClassificationRules(t *testing.T) {
 		i.Balancer = BalancerHealth{WasHealthy: true, Rounds: balancerRounds, Failed: i.FailedCheck}
 	}
 	flapping := func(i *Instance) { i.Lapses = Lapses{ago(59 * time.Minute), flappingFrom} }
+	recommended := func(i *Instance) { i.Recommended = true }
+	maintained := func(i *Instance) { i.Maintenance, i.MaintenanceAt = "system-reboot", ago(-7*24*time.Hour) }
+	advised := config.Purchase{OnRecommendation: config.OnNoticeReplace}
 	booting := func(*Instance) {}
 	var ids [2]ident.ID
 	for n := range ids {
@@ -131,6 +134,35 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 17, name: "its image is unknown", i: well(nil), image: "ami-2"},
 		{rule: 17, name: "on_image_change is off", i: well(func(i *Instance) { i.Image = "ami-1" }), image: "ami-2",
 			off: true},
+		{rule: 65, name: "the cloud recommends replacing it", purchase: advised, i: well(recommended)},
+		{rule: 65, name: "recommended, and its last report is late", purchase: advised, i: well(func(i *Instance) {
+			recommended(i)
+			i.LastReport = ago(90 * time.Second)
+		})},
+		{rule: 17, name: "recommended, and the group ignores that", i: well(recommended)},
+		{rule: 17, name: "recommended, protected", purchase: advised, protected: true, i: well(recommended)},
+		{rule: 15, name: "recommended, drifted", purchase: advised, i: well(func(i *Instance) {
+			recommended(i)
+			i.InfraHash = "v0"
+		})},
+		{rule: 3, name: "recommended, then interrupted", purchase: advised, i: well(func(i *Instance) {
+			recommended(i)
+			i.Notice = true
+		})},
+		{rule: 66, name: "maintenance in a week", i: well(maintained)},
+		{rule: 66, name: "maintenance, drifted", i: well(func(i *Instance) {
+			maintained(i)
+			i.InfraHash = "v0"
+		})},
+		{rule: 12, name: "maintenance, silent", i: well(func(i *Instance) {
+			maintained(i)
+			silent(i)
+		})},
+		{rule: 14, name: "maintenance, never healthy", i: well(func(i *Instance) {
+			maintained(i)
+			i.Healthy, i.EverHealthy, i.RegisteredAt = false, false, ago(time.Minute)
+		})},
+		{rule: 17, name: "maintenance, protected", protected: true, i: well(maintained)},
 		{rule: 16, name: "past eligible_age", i: well(nil), ages: func(s *Settings) { s.EligibleAge = time.Minute }},
 		{rule: 58, name: "bought on demand in a group of spot instances", i: well(nil),
 			purchase: config.Purchase{SpotPercent: 100, ReturnToSpot: config.Duration(time.Minute)}},

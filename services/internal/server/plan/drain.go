@@ -36,10 +36,20 @@ func (g *group) planEnd(out *steps, i *Instance) {
 	case !i.Announced, i.InLoadBalancers && len(g.Group.LoadBalancers) > 0: // it may have failed to leave them
 		g.attempt(out, i.Failed, Action{Kind: Drain, Instance: i.ID, ProviderID: i.ProviderID,
 			Reason: i.DeleteReason, Deadline: i.DeleteDeadline})
-		fallthrough // time may end the drain before it is announced
+		out.wait(until) // time may end the drain before it is announced
+	case g.noticeShortens(i):
+		g.attempt(out, i.Failed, Action{Kind: Mark, Instance: i.ID, ProviderID: i.ProviderID, Cause: CauseNotice,
+			Reason: g.reason(i, CauseNotice), Deadline: latest(i.NoticeDeadline, g.Now), Rule: 40})
+		out.wait(until)
 	default:
 		out.wait(until)
 	}
+}
+
+// noticeShortens reports whether the cloud takes the VM away before the drain ends (rule 40). A deadline that this
+// leader has postponed stays.
+func (g *group) noticeShortens(i *Instance) bool {
+	return i.Notice && !i.NoticeDeadline.IsZero() && i.NoticeDeadline.Before(i.DeleteDeadline) && !i.Postponed
 }
 
 // participant returns whom the drain of an instance waits for, and until when at the longest (rule 27). It returns ""

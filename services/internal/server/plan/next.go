@@ -25,6 +25,7 @@ func Next(s Snapshot) Decision {
 	}
 	g := classifyGroup(s)
 	removed := g.planRemovals()
+	removed.merge(g.findWaiting(removed.chosen))
 	wave := g.planWave(&removed)
 	var out steps
 	out.merge(removed.steps)

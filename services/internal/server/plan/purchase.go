@@ -57,7 +57,8 @@ func (g *group) buy(a Action, b *bought) Action {
 		return a
 	}
 	a.Spot = g.buysSpot(*b)
-	a.Fallback = a.Spot && a.Cause != CauseReturnToSpot && g.Group.Purchase.Fallback == config.FallbackOnDemand
+	voluntary := a.Cause == CauseReturnToSpot || a.Cause == CauseRecommendation
+	a.Fallback = a.Spot && !voluntary && g.Group.Purchase.Fallback == config.FallbackOnDemand
 	b.add(a.Spot, 1)
 	return a
 }

@@ -19,6 +19,10 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		return withEndReason("its VM has stopped or is stopping", i)
 	case CauseNotice:
 		return "the cloud takes its VM away"
+	case CauseRecommendation:
+		return "the cloud recommends replacing its VM"
+	case CauseMaintenance:
+		return "the cloud has announced maintenance of its VM (" + i.Maintenance + ")"
 	case CausePowerOff:
 		return "its machine powers off"
 	case CauseExpired:
@@ -84,7 +88,7 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 	t := &g.tally
 	total := t.total() + t.failing
 	lacking := max(0, g.desired-total)
-	surge := min(g.surge, t.replaceFirst()-removed.replaceFirst)
+	surge := min(g.surge, t.replaceFirst()-removed.replaceFirst-g.waits)
 	if surge == 0 && removed.planned == 0 {
 		surge = wave
 	}
@@ -103,8 +107,8 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 	for range min(n, lacking) {
 		out.add(g.buy(g.create(lost()), &b))
 	}
-	leaving := g.replaceable(removed.chosen, classExpired, classSilent, classDrifted, classUnreadyDrifted, classAged,
-		classReturning)
+	leaving := g.replaceable(g.waiting, classExpired, classSilent, classAdvised, classDrifted, classUnreadyDrifted,
+		classAged, classReturning)
 	for range above {
 		g.leave(leaving(), &b)
 	}

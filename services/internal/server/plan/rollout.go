@@ -64,7 +64,7 @@ func (g *group) mayBeUnavailable() int {
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
-	steady := t.marking == 0 && t.replaceFirst() == 0 && t.of[classFailed] == 0 && t.total() == g.desired &&
+	steady := t.marking == 0 && t.replaceFirst() == g.waits && t.of[classFailed] == 0 && t.total() == g.desired &&
 		t.of[classUnready]+t.of[classCreating] == 0
 	if drifted == 0 && (t.of[classAged]+t.of[classReturning] == 0 || t.of[classHeld] > 0) {
 		return 0, out

@@ -172,6 +172,45 @@ var rollouts = []script{
 		f.Notice(f.Named("i1"), 2*time.Minute)
 		f.Run(10 * time.Minute)
 	}},
+	{name: "recommendation-replaced-first", size: 3, setup: advised, play: func(f *plantest.Fleet) {
+		f.Recommend(f.Named("i1"), true)
+		f.Recommend(f.Named("i2"), true)
+		f.Run(10 * time.Minute)
+	}},
+	{name: "recommendation-without-capacity-then-an-interruption", size: 3, setup: advised,
+		play: func(f *plantest.Fleet) {
+			f.NoSpot = true
+			f.Recommend(f.Named("i1"), true)
+			f.Run(time.Minute)
+			f.Notice(f.Named("i2"), 2*time.Minute)
+			f.Run(10 * time.Second)
+			f.NoSpot = false
+			f.Run(10 * time.Minute)
+		}},
+	{name: "maintenance-waits-for-a-window", size: 2, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Windows = []config.Window{window("Mon-Sun 02:00-03:00 UTC")}
+		f.Maintain(f.Named("i1"), "system-reboot", 24*time.Hour)
+		f.Run(4 * time.Hour)
+	}},
+	{name: "maintenance-of-4-before-the-window", size: 4, setup: undrained, play: func(f *plantest.Fleet) {
+		f.Group.Windows = []config.Window{window("Mon-Sun 22:00-23:00 UTC")}
+		for _, vm := range f.VMs {
+			f.Maintain(vm, "instance-retirement", time.Hour)
+		}
+		f.Run(time.Hour)
+	}},
+	{name: "maintenance-withdrawn", size: 2, play: func(f *plantest.Fleet) {
+		f.Maintain(f.Named("i1"), "system-reboot", time.Hour)
+		f.Run(10 * time.Second)
+		f.Maintain(f.Named("i1"), "", 0)
+		f.Run(10 * time.Minute)
+	}},
+	{name: "notice-shortens-a-drain", size: 2, play: func(f *plantest.Fleet) {
+		f.Group.Size = 1
+		f.Run(10 * time.Second)
+		f.Notice(f.Named("i1"), 30*time.Second)
+		f.Run(2 * time.Minute)
+	}},
 	{name: "power-off", size: 2, play: func(f *plantest.Fleet) {
 		f.PowerOff(f.Named("i1"), 10*time.Second)
 		f.Run(5 * time.Minute)

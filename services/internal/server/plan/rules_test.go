@@ -452,6 +452,116 @@ func TestRule39HostileNoticesArePaced(t *testing.T) {
 	}
 }
 
+// TestRule65NeverShrinksAGroup checks a group in which the cloud recommends replacing 4 of 10 instances while it has no
+// capacity. The group keeps all of them, and its backoff does not delay the replacement of an instance that is lost.
+func TestRule65NeverShrinksAGroup(t *testing.T) {
+	f := plantest.New(1)
+	advised(f)
+	f.Group.Size = 10
+	for range 10 {
+		f.Add().Spot = true
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	f.NoSpot = true
+	for _, vm := range f.VMs[:4] {
+		f.Recommend(vm, true)
+	}
+	f.Run(2 * time.Hour)
+	if n := f.Marked(plan.CauseRecommendation); n != 0 || len(f.VMs) != 10 || f.Err() != nil {
+		t.Fatalf("without capacity, %d are deleted and %d left: %v\n%s", n, len(f.VMs), f.Err(), f.Transcript())
+	}
+	f.NoSpot = false
+	f.Destroy(f.VMs[9])
+	f.Begin()
+	f.Run(2 * time.Second)
+	if text := f.Transcript(); !strings.Contains(text, "in place of") || strings.Contains(text, "raise_error backoff") {
+		t.Errorf("the lost instance waits:\n%s", text)
+	}
+	f.Run(30 * time.Minute)
+	if n := f.Marked(plan.CauseRecommendation); n != 4 || len(f.VMs) != 10 || f.Err() != nil {
+		t.Errorf("with capacity, %d are replaced and %d left: %v\n%s", n, len(f.VMs), f.Err(), f.Transcript())
+	}
+}
+
+// TestRule65DoesNotFallBack checks that no instance is bought on demand because of a recommendation.
+func TestRule65DoesNotFallBack(t *testing.T) {
+	f := plantest.New(1)
+	advised(f)
+	f.Group.Size, f.Group.Purchase.Fallback = 2, config.FallbackOnDemand
+	f.Add().Spot, f.Add().Spot = true, true
+	f.Run(30 * time.Second)
+	f.NoSpot = true
+	f.Recommend(f.VMs[0], true)
+	f.Run(10 * time.Minute)
+	if want := "2 spot instances and 0 others"; f.Err() != nil || f.Bought() != want {
+		t.Errorf("%s, want %s; %v", f.Bought(), want, f.Err())
+	}
+}
+
+// TestRule39HostileAdviceIsPaced simulates a group in which every agent reports a recommendation as soon as it is
+// healthy. In each hour, the group may create as many instances as its size.
+func TestRule39HostileAdviceIsPaced(t *testing.T) {
+	f := plantest.New(1)
+	advised(f)
+	f.Group.Size, f.Group.MaxSurge = 5, 5
+	for range 5 {
+		f.Add().Spot = true
+	}
+	f.Run(30 * time.Second)
+	f.Begin()
+	for range 4 * 360 {
+		for _, vm := range f.VMs {
+			if vm.Healthy {
+				f.Recommend(vm, true)
+			}
+		}
+		f.Run(10 * time.Second)
+	}
+	if n := countCreates(f); n > 5*5 || n < 4*5 || f.Err() != nil {
+		t.Errorf("%d creates in four hours, want 20 to 25: %v", n, f.Err())
+	}
+}
+
+// TestRule66EndsBeforeTheMaintenance checks that the replacements of many instances with maintenance at the same time
+// are complete when the maintenance begins, with at most max_surge of them under way.
+func TestRule66EndsBeforeTheMaintenance(t *testing.T) {
+	f := plantest.New(1)
+	undrained(f)
+	f.Group.Size, f.Group.MaxSurge, f.Boot = 9, 2, 4*time.Minute
+	f.Group.Windows = []config.Window{window("Mon-Sun 22:00-23:00 UTC")}
+	for range 9 {
+		f.Add()
+	}
+	f.Run(30 * time.Second)
+	for n, vm := range f.VMs {
+		f.Maintain(vm, "system-reboot", 3*time.Hour+time.Duration(n%3)*time.Minute)
+	}
+	for range 200 {
+		f.Run(time.Minute)
+		if len(f.VMs) > 9+2 {
+			t.Fatalf("%d VMs, want at most 11", len(f.VMs))
+		}
+		for _, vm := range f.VMs {
+			if vm.Maintenance != "" && !f.Now.Before(vm.MaintenanceAt) {
+				t.Fatalf("%s still runs when its maintenance begins:\n%s", vm.Name, f.Transcript())
+			}
+		}
+	}
+	if f.Err() != nil || len(f.VMs) != 9 || f.Marked(plan.CauseMaintenance) != 9 {
+		t.Errorf("%d VMs, %d replaced: %v", len(f.VMs), f.Marked(plan.CauseMaintenance), f.Err())
+	}
+}
+
+// advised makes a group buy spot instances and replace those for which the cloud recommends it.
+func advised(f *plantest.Fleet) {
+	undrained(f)
+	f.Group.Purchase = config.Purchase{SpotPercent: 100, OnRecommendation: config.OnNoticeReplace}
+	for _, vm := range f.VMs {
+		vm.Spot = true
+	}
+}
+
 func countCreates(f *plantest.Fleet) (n int) {
 	for line := range strings.Lines(f.Transcript()) {
 		if strings.Fields(line)[1] == "create" {

@@ -88,7 +88,8 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 	candidates = candidates[down:]
 	for k := range candidates {
 		c := &candidates[k]
-		if c.rank = replacedRank[g.class(c.at)]; c.inBalance && !g.Instances[c.at].Spot {
+		g.rankReplaced(c)
+		if c.inBalance && !g.Instances[c.at].Spot {
 			c.rank += classes // its replacement is bought on demand too, and it is not there yet
 		}
 	}
@@ -170,7 +171,7 @@ func (g *group) waitedForAgents() (bool, time.Time) {
 func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	c := g.class(n)
 	r.chosen[n] = true
-	if c == classExpired || c == classSilent {
+	if c == classExpired || c == classSilent || c == classAdvised {
 		r.replaceFirst++
 	}
 	if c == classCreating {
@@ -189,7 +190,7 @@ func (g *group) replaceableLeft(chosen []bool) int {
 			continue
 		}
 		switch g.class(k) {
-		case classExpired, classSilent, classHeld, classDrifted, classAged, classReturning:
+		case classExpired, classSilent, classAdvised, classHeld, classDrifted, classAged, classReturning:
 			n++
 		case classUnreadyDrifted:
 			if g.Instances[k].Work != Creating {
@@ -225,11 +226,24 @@ type candidate struct {
 // scaleDownRank orders available instances for a scale-down (rule 22). replacedRank orders them for a deletion after a
 // replacement (rule 19). The lowest rank is removed first. In a scale-down, rank 0 is for silent instances.
 var (
-	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
-		classReturning: 1, classWell: 2}
-	replacedRank = [classes]int{classExpired: 0, classSilent: 1, classHeld: 2, classDrifted: 3, classAged: 4,
-		classReturning: 5, classWell: 6}
+	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classAdvised: 1, classExpired: 2, classDrifted: 2,
+		classAged: 2, classReturning: 2, classWell: 3}
+	replacedRank = [classes]int{classExpired: 0, classSilent: 1, classHeld: 2, classAdvised: 3, classDrifted: 4,
+		classAged: 5, classReturning: 6, classWell: 7}
 )
+
+// rankReplaced ranks a candidate for a deletion after a replacement. Instances of classAdvised that are not healthy go
+// first, so that a replacement never lets a healthy instance go while an unhealthy one counts as available. The healthy
+// ones go in the order of [Instance.advisedOrder].
+func (g *group) rankReplaced(c *candidate) {
+	c.rank = replacedRank[g.class(c.at)]
+	if g.class(c.at) == classAdvised {
+		c.launched = g.Instances[c.at].advisedOrder()
+		if g.facts[c.at].has(factUnwell) {
+			c.rank = 0
+		}
+	}
+}
 
 func (g *group) candidate(n, rank int) candidate {
 	i, c := &g.Instances[n], g.class(n)

@@ -36,11 +36,20 @@ type Report struct {
 	FilesFailed    bool // a file could not be stored
 	Notice         bool
 	NoticeDeadline time.Time // may be zero
+	// Recommendation and Maintenance are nil if the agent does not know them.
+	Recommendation *bool // whether the cloud recommends replacing the VM
+	Maintenance    *Maintenance
 	Stopping       Stopping
 	HookEnded      bool // the drain hook has ended
 	// ChecksPending and FailedCheck mean the same as in [Instance].
 	ChecksPending bool
 	FailedCheck   string
+}
+
+// Maintenance is what the cloud has announced for a VM. The zero value means nothing.
+type Maintenance struct {
+	Kind   string    // in the cloud's words
+	Begins time.Time // at the earliest; zero: at any time
 }
 
 // ReportEffect says what a report changed.
@@ -53,6 +62,9 @@ type ReportEffect struct {
 	// Noticed, PowersOff and Restarts mean that this report is the first with a termination notice, a power-off or a
 	// restart.
 	Noticed, PowersOff, Restarts bool
+	// Recommendation and Maintenance mean that this report changed what is known of the cloud's recommendation or of
+	// the maintenance.
+	Recommendation, Maintenance bool
 	// HookEnded means that this report is the first one after the end of the drain hook.
 	HookEnded bool
 	// EndsBackoff means that an instance of the group works, so that creations need not wait any longer.
@@ -81,6 +93,12 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	i.RuntimeHash = r.RuntimeHash
 	i.FilesFailed = r.FilesFailed
 	i.Notice, i.NoticeDeadline = i.Notice || r.Notice, latest(i.NoticeDeadline, r.NoticeDeadline)
+	if r.Recommendation != nil {
+		i.Recommended = *r.Recommendation
+	}
+	if r.Maintenance != nil {
+		i.Maintenance, i.MaintenanceAt = r.Maintenance.Kind, r.Maintenance.Begins
+	}
 	i = applyStopping(i, r.Stopping, now)
 	i.HookEnded = i.HookEnded || r.HookEnded && i.State == record.Deleting // rule 27
 	effect := ReportEffect{
@@ -92,6 +110,9 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
 		HookEnded:   i.HookEnded && !before.HookEnded,
 		EndsBackoff: i.Healthy && !before.EverHealthy,
+
+		Recommendation: i.Recommended != before.Recommended,
+		Maintenance:    i.Maintenance != before.Maintenance || !i.MaintenanceAt.Equal(before.MaintenanceAt),
 	}
 	effect.NoticeCounts = effect.Noticed && Counts(&before)
 	if effect.Restarts || effect.Failed && !first {
@@ -145,7 +166,7 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 // leader knew previously. If the write is answered late or no server leads, a leader learns of a deletion when most of
 // the drain time has passed. In this case, the leader grants half of the drain time again, at most 30 s, so that
 // operators learn of the deletion before the VM ends. A deadline that the leader knows becomes earlier only through an
-// explicit deletion (rule 40). A deadline that the leader itself has postponed never becomes earlier.
+// explicit deletion or a notice (rule 40). A deadline that the leader itself has postponed never becomes earlier.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -157,7 +178,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 		i.DeleteDeadline = rec.DeleteDeadline
 		least := now.Add(min(rec.DeleteDeadline.Sub(rec.DeletingAt)/2, lateDrain))
 		if least.After(now) && least.After(rec.DeleteDeadline) {
-			i.DeleteDeadline = least
+			i.DeleteDeadline, i.Postponed = least, true
 		}
 	}
 	i.ID, i.State, i.OnDemand, i.Spot = rec.ID, rec.State, rec.OnDemand, rec.Spot
@@ -304,7 +325,7 @@ type Deletion struct {
 }
 
 // RequestDelete records the intent to delete an instance. It returns false if it changed nothing. The deadline of an
-// instance that is already leaving never becomes later. Only an explicit deletion makes it earlier (rule 40).
+// instance that is already leaving never becomes later. Only an explicit deletion and a notice make it earlier (rule 40).
 func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
 	if d.Deadline.IsZero() {
 		d.Deadline = now
@@ -315,7 +336,7 @@ func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
 	case rec.State != record.Deleting:
 		rec.State, rec.DeletingAt, rec.DeleteReason, rec.DeleteDeadline = record.Deleting, now, d.Reason, d.Deadline
 		return true
-	case d.Cause == CauseRequested && d.Deadline.Before(rec.DeleteDeadline):
+	case (d.Cause == CauseRequested || d.Cause == CauseNotice) && d.Deadline.Before(rec.DeleteDeadline):
 		rec.DeleteDeadline = d.Deadline
 		return true
 	}

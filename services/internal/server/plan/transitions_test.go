@@ -327,6 +327,8 @@ func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
 	}{
 		{"requested, earlier", plan.Deletion{Cause: plan.CauseRequested, Deadline: now.Add(time.Minute)}, time.Minute},
 		{"requested, without a drain", plan.Deletion{Cause: plan.CauseRequested}, 0},
+		{"a notice, earlier", plan.Deletion{Cause: plan.CauseNotice, Deadline: now.Add(time.Minute)}, time.Minute},
+		{"a notice, later", plan.Deletion{Cause: plan.CauseNotice, Deadline: now.Add(time.Hour)}, 5 * time.Minute},
 		{"requested, later", plan.Deletion{Cause: plan.CauseRequested, Deadline: now.Add(time.Hour)}, 5 * time.Minute},
 		{"scale-down, earlier", plan.Deletion{Cause: plan.CauseScaleDown, Deadline: now}, 5 * time.Minute},
 	} {

@@ -101,6 +101,12 @@ type Instance struct {
 	// Notice means that the cloud will take the VM away (spot). NoticeDeadline is the announced time; zero: unknown.
 	Notice         bool
 	NoticeDeadline time.Time
+	// Recommended means that the cloud recommends replacing the VM.
+	Recommended bool
+	// Maintenance is the kind of the maintenance that the cloud has announced for the VM, in the cloud's words; "":
+	// none. MaintenanceAt is when it begins at the earliest; zero: at any time.
+	Maintenance   string
+	MaintenanceAt time.Time
 	// PowerOffAt is when the agent announced the machine's shutdown. RestartingAt is when it announced a restart: of
 	// the machine if Reboot is true, otherwise of the agent, which may also be upgraded.
 	PowerOffAt   time.Time
@@ -110,6 +116,8 @@ type Instance struct {
 	DeleteReason   string
 	DeleteDeadline time.Time
 	DeletingAt     time.Time
+	// Postponed means that this leader has moved DeleteDeadline (rule 30), so that the record has an earlier one.
+	Postponed bool
 	// Announced means that this leader announced the drain.
 	Announced bool
 	// Operator means that an operator takes part in the drain (rule 27), and Drained that it acknowledged the node as
@@ -148,11 +156,11 @@ type Backoff struct {
 	Reason   string
 }
 
-// Notices counts the termination notices of a group's instances (rule 39). The zero value means none.
+// Notices counts what follows from the cloud's notices to a group's instances (rule 39). The zero value means nothing.
 type Notices struct {
-	Since time.Time // when the first one of the current hour was reported
+	Since time.Time // when the first one of the current hour was counted
 	Count int       // in that hour
-	// Backoff makes the group wait if its instances report more notices within the hour than the group's size.
+	// Backoff makes the group wait. See [ApplyNotice] and [ApplyAdvisedCreate].
 	Backoff Backoff
 }
 
@@ -205,7 +213,8 @@ type Snapshot struct {
 	// Guard is the Guard of the previous Decision about the group.
 	Guard   Guard
 	Backoff Backoff
-	Notices Notices
+	// Notices counts the termination notices (rule 3), and Advised the replacements under rules 65 and 66.
+	Notices, Advised Notices
 	// CreateBudget is how many create calls may start now; negative: no limit. CreateBudgetAt is when the budget grows
 	// next; zero: unknown.
 	CreateBudget   int

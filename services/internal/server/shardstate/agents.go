@@ -1,6 +1,8 @@
 package shardstate
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +28,10 @@ type Report struct {
 	// zero if that is unknown.
 	Notice         bool
 	NoticeDeadline time.Time
+	// Recommendation says whether the cloud recommends replacing the VM. Maintenance is what the cloud has announced.
+	// They are nil if the agent does not know them.
+	Recommendation *bool
+	Maintenance    *plan.Maintenance
 	Stopping       plan.Stopping
 	// HookEnded means that the drain hook has ended. HookError says why it failed.
 	HookEnded  bool
@@ -154,6 +160,7 @@ func (s *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
 		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
 		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
+		Recommendation: report.Recommendation, Maintenance: report.Maintenance,
 		HookEnded:     report.HookEnded,
 		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
@@ -222,6 +229,33 @@ func unhealthyReason(p *plan.Instance, report *Report) string {
 	return report.Message
 }
 
+// Advice says what the cloud has announced for an instance's VM apart from its end, or "".
+func Advice(p *plan.Instance) string {
+	if r, m := recommendation(p), maintenance(p); r == "" || m == "" {
+		return r + m
+	} else {
+		return r + "; " + m
+	}
+}
+
+func recommendation(p *plan.Instance) string {
+	if !p.Recommended {
+		return ""
+	}
+	return "the cloud recommends replacing its VM"
+}
+
+func maintenance(p *plan.Instance) string {
+	switch {
+	case p.Maintenance == "":
+		return ""
+	case p.MaintenanceAt.IsZero():
+		return fmt.Sprintf("the cloud has announced maintenance of its VM (%s)", p.Maintenance)
+	}
+	return fmt.Sprintf("the cloud has announced maintenance of its VM (%s) for %s", p.Maintenance,
+		p.MaintenanceAt.UTC().Format(time.RFC3339))
+}
+
 // reportEvents returns the events that follow from a report. Call with mu held.
 func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
 	add := func(follows bool, typ InstanceEventType, reason string) {
@@ -232,6 +266,10 @@ func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events [
 	add(effect.Recovered, EventHealthy, "")
 	add(effect.Failed, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report))
 	add(effect.Noticed, EventNotice, "termination notice")
+	add(effect.Recommendation, EventRecommendation, cmp.Or(recommendation(&inst.plan),
+		"the cloud no longer recommends replacing its VM"))
+	add(effect.Maintenance, EventMaintenance, cmp.Or(maintenance(&inst.plan),
+		"the cloud has withdrawn the maintenance of its VM"))
 	add(effect.PowersOff, EventNotice, "powering off")
 	add(effect.Restarts, EventNotice, "restarting")
 	hook := "the drain hook succeeded"

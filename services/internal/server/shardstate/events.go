@@ -35,8 +35,10 @@ const (
 	EventPendingDeletion InstanceEventType = "pending_deletion"
 	EventDeleted         InstanceEventType = "deleted"
 	EventFilesPushed     InstanceEventType = "files_pushed"
-	EventFlaps           InstanceEventType = "flaps"      // the alert of that name was raised about the instance
-	EventDrainHook       InstanceEventType = "drain_hook" // the drain hook has ended
+	EventFlaps           InstanceEventType = "flaps"          // the alert of that name was raised about the instance
+	EventDrainHook       InstanceEventType = "drain_hook"     // the drain hook has ended
+	EventRecommendation  InstanceEventType = "recommendation" // the cloud's recommendation to replace the VM, or its end
+	EventMaintenance     InstanceEventType = "maintenance"    // the cloud announced, changed or withdrew maintenance
 )
 
 // InstanceEvent is one step in the life of an instance.

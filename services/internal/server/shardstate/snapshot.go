@@ -46,6 +46,7 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		Backoff:        g.backoff,
 		Guard:          g.guard,
 		Notices:        g.notices,
+		Advised:        g.advised,
 		CreateBudget:   -1,
 		Operators:      s.operators[key.Tenant] > 0,
 		OperatorLeftAt: s.operatorLeftAt[key.Tenant],

@@ -85,6 +85,7 @@ type group struct {
 	backoff       plan.Backoff
 	guard         plan.Guard // of the last plan
 	notices       plan.Notices
+	advised       plan.Notices
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
 	// package plan). rolloutFailure is the reason of the last one.
 	rolloutFailures int
@@ -215,7 +216,7 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 			s.groups[key] = have
 		default:
 			if plan.EndsBackoff(&have.Group, &g) {
-				have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
+				have.backoff, have.notices, have.advised = plan.Backoff{}, plan.Notices{}, plan.Notices{}
 				created := GroupError(plan.AlertProvider, key, ident.ID{})
 				over = append(over, s.settle(func(about ErrorKey) bool { return about == created })...)
 			}
@@ -451,4 +452,10 @@ func (s *State) SpotRefused(key config.GroupKey) {
 // CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
 func (s *State) CreateFailed(key config.GroupKey, reason string) {
 	s.changeGroup(key, func(g *group) { g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, s.opts.Now()) })
+}
+
+// AdvisedCreate counts a create call for a replacement under rule 65 or 66 of package plan. refused is why the provider
+// made no VM; "": it made one.
+func (s *State) AdvisedCreate(key config.GroupKey, refused string) {
+	s.changeGroup(key, func(g *group) { g.advised = plan.ApplyAdvisedCreate(g.advised, key, refused, s.opts.Now()) })
 }

@@ -58,10 +58,21 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	switch {
 	case err == nil:
 		x.State.ResolveError(backoffKey)
+		if action.Cause.Advised() {
+			x.State.AdvisedCreate(key, "")
+		}
 	case ctx.Err() != nil || errors.Is(err, errWithdrawn) || errors.Is(err, errElsewhere):
 	case action.Cause == plan.CauseReturnToSpot && errors.Is(err, ErrNoCapacity):
 		x.Log.Info("no spot capacity to return to", "tenant", key.Tenant, "group", key.Group, "error", err)
 		x.State.SpotRefused(key) // the instance that it would replace stays
+	case action.Cause.Advised():
+		x.countFailure(err)
+		x.Log.Warn("no replacement for an instance with a recommendation or maintenance", "tenant", key.Tenant,
+			"group", key.Group, "instance", action.Replaces.String(), "error", err)
+		if _, ok := x.State.Group(key); ok && !errors.Is(err, ErrNoCapacity) {
+			x.State.RaiseError(backoffKey, fmt.Sprintf("create: %v", err))
+		}
+		x.State.AdvisedCreate(key, err.Error()) // the instance that it would replace stays
 	default:
 		x.countFailure(err)
 		x.Log.Warn("create failed", "tenant", key.Tenant, "group", key.Group, "error", err)

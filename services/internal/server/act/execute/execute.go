@@ -207,11 +207,13 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}
 	marked := false
+	again := false // it is being deleted already
 	var planned uint64
 	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
 		if planned == 0 {
 			planned = rec.Revision
 		}
+		again = rec.State == record.Deleting
 		marked = rec.Revision == planned && plan.RequestDelete(rec, deletion, now)
 	})
 	if err != nil || !marked {
@@ -223,10 +225,13 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
 		x.State.RolloutFailed(group, action.Reason)
 	}
-	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, rec.DeleteReason)
+	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, deletion.Reason)
 	event.Cause = action.Cause
 	event.Deadline = rec.DeleteDeadline
 	x.State.Publish(event)
+	if again {
+		x.Files.Drain(action.Instance) // the deadline of its drain is earlier now
+	}
 	return nil
 }
 

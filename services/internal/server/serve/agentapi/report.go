@@ -263,6 +263,14 @@ func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 // maxRemaining is the longest time from a report to the deadline of a termination notice.
 const maxRemaining = 24 * time.Hour
 
+const (
+	// oldRecommendation is the kind of termination notice by which agents of an earlier version report a
+	// recommendation.
+	oldRecommendation = "rebalance"
+	// maxMaintenance is the maximum length of the kind of a maintenance, in bytes.
+	maxMaintenance = 64
+)
+
 // parseReport checks a report and reads it into r. The error contains the name of the invalid field.
 func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(),
@@ -280,13 +288,27 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	if r.IPv6, err = ident.ParseIPv6(r.IPv6); err != nil {
 		return fmt.Errorf("ipv6: %w", err)
 	}
-	if notice := m.GetTermination(); notice != nil {
+	if notice := m.GetTermination(); notice.GetKind() == oldRecommendation {
+		r.Recommendation = new(true)
+	} else if notice != nil {
 		r.Notice = true
 		if err := checkText("termination.kind", notice.GetKind(), maxVersion); err != nil {
 			return err
 		}
 		if r.NoticeDeadline, err = parseTime(notice.GetDeadline()); err != nil {
 			return fmt.Errorf("termination.deadline: %w", err)
+		}
+	}
+	if m.GetRecommendation() != nil {
+		r.Recommendation = new(m.GetRecommendation().GetReplace())
+	}
+	if work := m.GetMaintenance(); work != nil {
+		r.Maintenance = &plan.Maintenance{Kind: work.GetKind()}
+		if err := checkLine("maintenance.kind", work.GetKind(), maxMaintenance); err != nil {
+			return err
+		}
+		if r.Maintenance.Begins, err = parseTime(work.GetBegins()); err != nil {
+			return fmt.Errorf("maintenance.begins: %w", err)
 		}
 	}
 	switch m.GetStopping() {

@@ -140,9 +140,9 @@ func health(v shardstate.InstanceView, now time.Time) (state, message string) {
 		}
 		return state, message
 	case p.Healthy:
-		return healthHealthy, v.Report.Message
+		return healthHealthy, join(shardstate.Advice(p), v.Report.Message)
 	}
-	return healthUnhealthy, v.UnhealthyReason()
+	return healthUnhealthy, join(v.UnhealthyReason(), shardstate.Advice(p))
 }
 
 // lastRefused says why the leader last refused an instance's agent, or "".
@@ -154,8 +154,8 @@ func lastRefused(p *plan.Instance) string {
 }
 
 func join(message, more string) string {
-	if more == "" {
-		return message
+	if message == "" || more == "" {
+		return message + more
 	}
 	return message + "; " + more
 }

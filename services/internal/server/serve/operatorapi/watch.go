@@ -190,6 +190,8 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
 	shardstate.EventFlaps:           nstancev1.InstanceEvent_TYPE_FLAPS,
 	shardstate.EventDrainHook:       nstancev1.InstanceEvent_TYPE_DRAIN_HOOK,
+	shardstate.EventRecommendation:  nstancev1.InstanceEvent_TYPE_RECOMMENDATION,
+	shardstate.EventMaintenance:     nstancev1.InstanceEvent_TYPE_MAINTENANCE,
 }
 
 // instanceEvent renders an event with the current status of the instance.
