@@ -92,10 +92,14 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 	v := fleetView{Shards: p.shards(r, names)}
 	now := p.Now()
 	var replaced []*replacement
+	unread := 0
 	for _, s := range v.Shards {
 		v.Alerts = append(v.Alerts, s.Alerts...)
 		p.hub.read(s.Shard, func(h *history) {
 			replaced = append(replaced, h.replacements("", now.Add(-day))...)
+			if !h.read {
+				unread++
+			}
 			for _, g := range s.Groups {
 				row := groupRow{Shard: s.Shard, GroupStatus: g, Bar: groupBar(g),
 					Replacements: newStatistics(h.replacements(g.GetGroup(), now.Add(-day)))}
@@ -108,6 +112,7 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 	}
 	slices.SortStableFunc(v.Groups, func(a, b groupRow) int { return cmp.Compare(rank(a.Tone), rank(b.Tone)) })
 	all := newStatistics(replaced)
+	all.Unread = unread
 	v.Says = v.judge(all)
 	v.Stats = v.stats(all)
 	v.Plots = p.plots(r, v.Shards, nil)
@@ -155,10 +160,13 @@ func groupState(g *nstancev1.GroupStatus) (tone, says string) {
 	if n := g.GetOutdated(); n > 0 {
 		tone, parts = cmp.Or(tone, "idle"), append(parts, fmt.Sprintf("%d of %d outdated", n, g.GetActualSize()))
 	}
-	if g.GetPaused() {
+	switch {
+	case g.GetHalted() != nil:
+		tone, parts = "bad", append(parts, g.GetHalted().GetMessage())
+	case g.GetPaused():
 		tone, parts = cmp.Or(tone, "warn"), append(parts, "the rollout is paused")
-	} else if why := g.GetRolloutWaits(); why != "" {
-		tone, parts = cmp.Or(tone, "warn"), append(parts, why)
+	case g.GetRolloutWaits() != "":
+		tone, parts = cmp.Or(tone, "warn"), append(parts, g.GetRolloutWaits())
 	}
 	if len(parts) == 0 {
 		return "good", "at its size, and all are healthy"
@@ -209,7 +217,10 @@ func (v *fleetView) judge(replaced statistics) verdict {
 		says.Tone, text = "warn", fmt.Sprintf("All groups have their size, but there is %s.", alertsText(v.Alerts))
 	}
 	says.Tone = cmp.Or(says.Tone, "good")
-	add(says.Tone, "", "", text+" "+countedOr(replaced.Count, "No replacement", "replacement")+" in 24 h.")
+	if replaced.Unread == 0 {
+		text += " " + countedOr(replaced.Count, "No replacement", "replacement") + " in 24 h."
+	}
+	add(says.Tone, "", "", text)
 	return says
 }
 
@@ -266,10 +277,18 @@ func (v *fleetView) stats(replaced statistics) []stat {
 
 // replacementStats returns the numbers about the replacements of the last day.
 func replacementStats(s statistics) []stat {
-	if s.Count == 0 {
-		return []stat{{"Replacements", "0", "in 24 h", "", nil}}
+	note := "in 24 h"
+	if s.Unread > 0 {
+		note += ", as far as the journals are read"
 	}
-	return []stat{{"Replacements", fmt.Sprint(s.Count), "in 24 h", "", nil},
+	if s.Count == 0 {
+		value := "0"
+		if s.Unread > 0 {
+			value = "unknown"
+		}
+		return []stat{{"Replacements", value, note, "", nil}}
+	}
+	return []stat{{"Replacements", fmt.Sprint(s.Count), note, "", nil},
 		{"Time to replace", took(s.P50), "median; 99 % within " + took(s.P99), "", nil}}
 }
 

@@ -193,7 +193,9 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	p.hub.read(shard, func(h *history) {
 		view.Changed = h.changed[name]
 		view.Running, view.Done = h.underWay(name, now), h.replacements(name, now.Add(-keepTime))
-		replaced = newStatistics(h.replacements(name, now.Add(-day)))
+		if replaced = newStatistics(h.replacements(name, now.Add(-day))); !h.read {
+			replaced.Unread = 1
+		}
 		view.Rollout = progressOf(g, view.Settings, h, now)
 	})
 	view.Done = view.Done[:min(len(view.Done), maxReplacements)]
@@ -438,7 +440,7 @@ func (v *groupView) Forms() []formView {
 		return nil
 	case v.Group.GetPaused():
 		return []formView{resume, scale, roll}
-	case v.Rollout != nil && v.Rollout.Waits != "":
+	case v.Group.GetHalted() != nil:
 		return []formView{stop, resume, scale, roll}
 	}
 	return []formView{stop, scale, roll}

@@ -23,6 +23,8 @@ const (
 
 // history is what the page keeps of a shard's journal, for its statistics and plots. The zero value is ready for use.
 type history struct {
+	// read means that the stored events were read. Before, nothing can be said about the past.
+	read bool
 	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running
 	// contains the unfinished replacements, by the ID of the new instance.
 	failed  map[string]time.Time
@@ -226,6 +228,8 @@ func (h *history) underWay(group string, now time.Time) (found []*replacement) {
 type statistics struct {
 	Count    int
 	P50, P99 time.Duration
+	// Unread is the number of shards whose journals were not read yet.
+	Unread int
 }
 
 func newStatistics(of []*replacement) statistics {
@@ -234,7 +238,7 @@ func newStatistics(of []*replacement) statistics {
 		took = append(took, r.Took())
 	}
 	slices.Sort(took)
-	return statistics{len(took), quantile(took, 50), quantile(took, 99)}
+	return statistics{Count: len(took), P50: quantile(took, 50), P99: quantile(took, 99)}
 }
 
 // quantile returns the smallest duration in `sorted` that is at least as long as `percent` percent of the durations. It

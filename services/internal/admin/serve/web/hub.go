@@ -102,9 +102,17 @@ func (h *hub) followState(ctx context.Context, shard string) {
 
 func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
+	read := false
 	for ctx.Err() == nil {
-		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
 		filter := &nstancev1.EventFilter{Since: timestamppb.New(h.now().Add(-keepTime))}
+		if !read {
+			position, read = h.readJournal(ctx, shard, filter)
+		}
+		if !read {
+			_ = tasks.Sleep(ctx, retryPause)
+			continue
+		}
+		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
 			position = e.GetPosition()
 			h.mu.Lock()
@@ -114,6 +122,26 @@ func (h *hub) followJournal(ctx context.Context, shard string) {
 		})
 		_ = tasks.Sleep(ctx, retryPause)
 	}
+}
+
+// readJournal reads the stored events of a shard's journal. It returns the position of the last one.
+func (h *hub) readJournal(ctx context.Context, shard string, filter *nstancev1.EventFilter) (position string, ok bool) {
+	answer := fleet.Call(ctx, h.fleet, []string{shard}, fleet.Client.ListEvents,
+		&nstancev1.ListEventsRequest{Filter: filter})[0]
+	if answer.Err != nil {
+		return "", false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	of := &h.shards[shard].history
+	for _, e := range answer.Message.GetEvents() {
+		of.add(shard, e)
+		position = e.GetPosition()
+	}
+	if of.read = true; position != "" {
+		h.publish(change{shard: shard})
+	}
+	return position, true
 }
 
 func (h *hub) addEvent(e fleet.Event) {

@@ -17,6 +17,8 @@ type plotsView struct {
 	Periods []plotPeriod
 	Charts  []chart
 	Stages  []stageView
+	// Unread are the shards whose journals were not read yet.
+	Unread []string
 	// Begins is the time at which the journal of a shard begins, if that is later than the period.
 	Begins time.Time
 }
@@ -125,6 +127,9 @@ func (p *page) plots(r *http.Request, shards []shardView, group *groupView) plot
 			}
 			done = append(done, h.replacements(name, from)...)
 			leaders.addLeaders(s, h.leaders, from, now)
+			if !h.read {
+				v.Unread = append(v.Unread, s.Shard)
+			}
 			if h.begins.After(from) && (v.Begins.IsZero() || h.begins.After(v.Begins)) {
 				v.Begins = h.begins
 			}

@@ -22,6 +22,8 @@ func TestVerdict(t *testing.T) {
 	}
 	blocked := group(6, 3, 3)
 	blocked.BlockedReason = "no capacity in us-west-2a"
+	halted := group(4, 4, 4)
+	halted.Halted = &nstancev1.GroupHalt{Message: "the rollout is halted: 3 failed"}
 	rolling := group(4, 4, 4)
 	rolling.Outdated = 2
 	var many []*nstancev1.GroupStatus
@@ -37,6 +39,7 @@ func TestVerdict(t *testing.T) {
 			[]string{"good", "All 2 shards are fine. 2 replacements in 24 h."}},
 		{"one shard", []shardView{fine("a")}, []string{"good", "Shard a is fine. 2 replacements in 24 h."}},
 		{"lacks", []shardView{fine("a", blocked)}, []string{"bad", "workers in a: lacks 3: no capacity in us-west-2a"}},
+		{"halted", []shardView{fine("a", halted)}, []string{"bad", "workers in a: the rollout is halted: 3 failed"}},
 		{"sick", []shardView{fine("a", group(4, 4, 1))}, []string{"warn", "workers in a: 3 not healthy"}},
 		{"no leader", []shardView{{Shard: "a", Err: &problem{Message: "refused"}}, fine("b")},
 			[]string{"bad", "a does not answer: refused"}},
@@ -74,7 +77,8 @@ func TestList(t *testing.T) {
 		{InstanceId: "d", Health: "healthy", State: "deleting", CreatedAt: at(4), OnDemand: true},
 	}
 	for want, f := range map[string]listFilter{
-		"cdba": {}, "c": {Search: "no REP"}, "b": {Class: "outdated"}, "d": {Class: "draining"}, "ba": {Class: "healthy"},
+		"cdba": {}, "c": {Search: "no REP"}, "b": {Class: "outdated"}, "d": {Class: "draining"},
+		"ba":   {Class: "healthy"},
 		"bcad": {Sort: "created"}, "dacb": {Sort: "-created"}, "abcd": {Sort: "instance"}, "": {Search: "nothing"},
 	} {
 		v := groupView{List: f}

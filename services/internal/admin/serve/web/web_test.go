@@ -171,7 +171,8 @@ func TestPages(t *testing.T) {
 			`id="s-b"`, "server-1", `<td class="id">server-2</td>`,
 			`<td class="number middle">7</td><td class="number middle">6</td>` +
 				`<td class="number middle">5</td>`}},
-		{"/ui/shards/a", 200, []string{"Shard a", `<dt>Heir</dt><dd class="value good">server-2</dd>`, "lease left: 8.2 s",
+		{"/ui/shards/a", 200, []string{"Shard a",
+			`<dt>Heir</dt><dd class="value good">server-2</dd>`, "lease left: 8.2 s",
 			`href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
