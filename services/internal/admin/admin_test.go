@@ -318,7 +318,7 @@ func TestTranscripts(t *testing.T) {
 		"events-since-json": {args: "events --instance " + firstID + " --shard us-a -o json"},
 		"events-since-none": {args: "events --kind instance_lost --shard us-b",
 			b: func(s *fleettest.Shard) { s.History = nil }},
-		"events-since-bad":            {args: "events --since=-1s --shard us-a"},
+		"events-since-bad":            {args: "events --since yesterday --shard us-a"},
 		"events-changes-group":        {args: "events --changes --group workers --shard us-a"},
 		"events-instance-provider-id": {args: "events --instance i-1 --shard us-a"},
 		"events-instance-past":        {args: "events --instance wrk06gx5zsg2nrrqcrz0000000008", b: elsewhere},
@@ -402,7 +402,8 @@ func TestTablesFit(t *testing.T) {
 	}
 	for _, line := range []string{"group list --all-shards", "instance list --all-shards", "status", "version --all",
 		"server list --all-shards", "orphans list --all-shards", "config status --all-shards",
-		"explain group workers --shard us-west-2a", "explain group batch --all-shards", "context list"} {
+		"explain group workers --shard us-west-2a", "explain group batch --all-shards", "config history --all-shards",
+		"events --all-shards", "context list"} {
 		rows := strings.Split(cli.must(t, strings.Fields(line)...), "\n")
 		note := 80 // where the last column begins; other lines have no columns
 		for _, row := range rows {
@@ -497,7 +498,8 @@ func TestColours(t *testing.T) {
 		var out bytes.Buffer
 		rows := [][]cell{{{text: "a"}, {"bad", test.palette.bad}}, {{text: "long"}, {"ok", test.palette.good}},
 			{{text: "\x1b[2J"}, {}}}
-		if err := writeTable(&out, test.palette, []string{"NAME", "STATE"}, rows); err != nil ||
+		app := &app{style: style{out: test.palette}}
+		if err := app.table(&out, []string{"NAME", "STATE"}, rows); err != nil ||
 			out.String() != test.want {
 			t.Errorf("%v: %q", err, out.String())
 		}

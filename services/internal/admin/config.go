@@ -378,13 +378,15 @@ func (a *app) configHistoryCommand() *cobra.Command {
 		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
 		Long: `Lists the configurations that leaders have applied, each with its time and ETag. The list
 comes from the shards' journals. "cluster journal" shows who pushed a configuration.`,
-		Example: `  nstance-admin config history --all-shards --since 168h`,
+		Example: `  nstance-admin config history --all-shards --since 7d`,
 	}
-	var since time.Duration
-	cmd.Flags().DurationVar(&since, "since", 0, "only configurations applied within this time, such as 168h")
+	var from since
+	cmd.Flags().Var(&from, "since",
+		"only configurations applied since a time: that long ago, such as 7d, or 2026-11-29")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.history(cmd, s, *f, since, &nstancev1.EventFilter{Kinds: []string{"config_applied"}})
+		return a.history(cmd, s, *f, 0, &nstancev1.EventFilter{Kinds: []string{"config_applied"},
+			Since: from.time(a.Now())})
 	}
 	return cmd
 }

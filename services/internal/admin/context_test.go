@@ -18,7 +18,8 @@ func TestContexts(t *testing.T) {
 	}
 	identity := cli.env[envIdentity]
 	cli.env = map[string]string{"HOME": home}
-	if _, stderr, code := cli.run(t, "config", "status"); code != exitUsage || !strings.Contains(stderr, "context use") {
+	if _, stderr, code := cli.run(t, "config", "status"); code != exitUsage ||
+		!strings.Contains(stderr, "context use") {
 		t.Error(code, stderr)
 	}
 	if _, stderr, code := cli.run(t, "context", "list"); code != exitOK || !strings.Contains(stderr, "no contexts") {
@@ -55,7 +56,8 @@ func TestContexts(t *testing.T) {
 	}
 	cli.env[envContext] = ""
 	writeFile(t, file, []byte("context: a\n"))
-	if _, stderr, code := cli.run(t, "config", "status"); code != exitFailure || !strings.Contains(stderr, "config.yaml") {
+	if _, stderr, code := cli.run(t, "config", "status"); code != exitFailure ||
+		!strings.Contains(stderr, "config.yaml") {
 		t.Error(code, stderr)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
@@ -39,26 +40,20 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story puts events into a shard's instance stream. They show the replacement of a lost instance: a snapshot, and the
-// events until the lost instance is deleted. It uses one stream, because events of different streams have no defined
-// order.
+// story makes a shard send events after those that are stored: the end of a replacement.
 func story(s *fleettest.Shard) {
-	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {
 		return timestamppb.New(fleettest.Now.Add(time.Duration(ms) * time.Millisecond))
 	}
-	events := []*nstancev1.InstanceEvent{
-		{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION, Instance: first, Reason: "spot", Drain: true,
-			Deadline: at(90000), At: at(-500)},
-		{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END},
-		{Type: nstancev1.InstanceEvent_TYPE_LOST, Instance: first, Reason: "stream ended", At: at(1)},
-		{Type: nstancev1.InstanceEvent_TYPE_CREATING, Instance: second, Replaces: firstID, At: at(3)},
-		{Type: nstancev1.InstanceEvent_TYPE_REGISTERED, Instance: second, At: at(2100)},
-		{Type: nstancev1.InstanceEvent_TYPE_DELETED, Instance: first, Reason: "lost\x1b[2J", At: at(2200)},
+	events := []*nstancev1.JournalEvent{
+		{Position: "7-4", At: at(2100), Kind: "instance_registered", Group: "workers", InstanceId: secondID,
+			Actor: "agent", TookSeconds: 2.1},
+		{Position: "7-5", At: at(2200), Kind: "instance_deleted", Group: "workers", InstanceId: firstID,
+			Message: "lost\x1b[2J"},
 	}
-	s.InstanceEvents = make(chan *nstancev1.InstanceEvent, len(events))
+	s.JournalEvents = make(chan *nstancev1.JournalEvent, len(events))
 	for _, e := range events {
-		s.InstanceEvents <- e
+		s.JournalEvents <- e
 	}
 }
 
@@ -67,7 +62,7 @@ func (c terminalless) followEvents(t *testing.T, replace *strings.Replacer, text
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	out, errs := &until{texts: []string{text}, end: cancel}, &bytes.Buffer{}
+	out, errs := &until{texts: []string{"deleted", text}, end: cancel}, &bytes.Buffer{}
 	code := Run(ctx, args, "1.2.3", Environment{
 		Stdin: strings.NewReader(""), Stdout: out, Stderr: errs, Getenv: func(name string) string {
 			return c.env[name]
@@ -80,38 +75,35 @@ func (c terminalless) followEvents(t *testing.T, replace *strings.Replacer, text
 		errs.String())
 }
 
+// TestEvents follows a shard: first the stored events, then new ones, each once.
 func TestEvents(t *testing.T) {
 	for name, args := range map[string]string{
-		"events": "events --shard us-a", "events-json": "events --shard us-a --output json",
-		"events-yaml":    "events --shard us-a --output yaml --changes",
-		"events-changes": "events --shard us-a --changes",
+		"events": "events -f --shard us-a", "events-wide": "events -f --shard us-a -o wide --limit 2",
+		"events-json": "events -f --shard us-a -o json --limit 1",
+		"events-yaml": "events -f --shard us-a -o yaml --limit 0 --since 2h",
 	} {
 		t.Run(name, func(t *testing.T) {
 			cli, a, _, replace := shards(t)
 			story(a)
-			last := "deleted"
-			if strings.Contains(args, "--output") {
-				last = "TYPE_DELETED"
-			}
-			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.followEvents(t, replace, last,
+			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.followEvents(t, replace, "lost",
 				strings.Fields(args)...))
 		})
 	}
 }
 
-func TestGroupAndErrorEvents(t *testing.T) {
-	cli, a, _, replace := shards(t)
-	a.GroupEvents = make(chan *nstancev1.GroupEvent, 2)
-	a.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: a.Groups[0]}
-	a.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "batch"}
-	golden(t, "testdata/cli/events-groups.txt", cli.followEvents(t, replace, "batch", "events", "--shard", "us-a"))
-
-	cli, a, _, replace = shards(t)
-	a.ErrorEvents = make(chan *nstancev1.ErrorEvent, 2)
-	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", Message: "no t4g.medium in us-a",
-		At: ago(0)}
-	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", At: ago(0), Resolved: true}
-	golden(t, "testdata/cli/events-errors.txt", cli.followEvents(t, replace, "resolved", "events", "--shard", "us-a"))
+func TestSince(t *testing.T) {
+	for text, want := range map[string]string{
+		"90m": "2026-07-28T08:30:00Z", "1d": "2026-07-27T10:00:00Z", "1d12h": "2026-07-26T22:00:00Z",
+		"2026-07-01": "2026-07-01T00:00:00Z", "2026-07-01T02:00:00+02:00": "2026-07-01T00:00:00Z",
+		"-1h": "", "1x": "", "d": "", "1d-25h": "", "yesterday": "",
+	} {
+		var from since
+		err := from.Set(text)
+		if got := stamp(fleet.Time(from.time(fleettest.Now))); err != nil != (want == "") ||
+			err == nil && got != want {
+			t.Errorf("%q: %s %v, want %q", text, got, err, want)
+		}
+	}
 }
 
 // One shard permanently rejects the client. The command shows that immediately. The other shard's events continue, and
@@ -122,7 +114,7 @@ func TestEventsOfSomeShards(t *testing.T) {
 	story(a)
 	ctx, cancel := context.WithCancel(t.Context())
 	both := &until{texts: []string{"registered", "the operator was removed"}, end: cancel}
-	code := Run(ctx, []string{"events", "--all-shards"}, "1", Environment{
+	code := Run(ctx, []string{"events", "--follow", "--all-shards"}, "1", Environment{
 		Stdout: both, Stderr: both, Getenv: func(name string) string {
 			return cli.env[name]
 		}, Now: fleettest.Clock, Rand: fleettest.Rand(1),
@@ -137,7 +129,7 @@ func TestEventsEndWhenOutputCloses(t *testing.T) {
 	cli, a, _, _ := shards(t)
 	story(a)
 	errs := &bytes.Buffer{}
-	code := Run(t.Context(), []string{"events", "--shard", "us-a"}, "1", Environment{
+	code := Run(t.Context(), []string{"events", "-f", "--shard", "us-a"}, "1", Environment{
 		Stdout: closed{}, Stderr: errs, Getenv: func(name string) string {
 			return cli.env[name]
 		}, Now: fleettest.Clock, Rand: fleettest.Rand(1),

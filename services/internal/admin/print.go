@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,64 +128,71 @@ func plain(texts ...string) []cell {
 	return cells
 }
 
-// table writes rows as [writeTable] does. A column with a "+" before its name is only in the format "wide". A column
-// with a "*" before its name, such as that of the shards, is only there if the command asks several shards.
+// table writes rows in aligned columns under a header. A column with a "+" before its name is only in the format
+// "wide", and one with a "-" is not in that format. A column with a "*" before its name, such as that of the shards, is
+// only there if the command asks several shards.
 func (a *app) table(w io.Writer, head []string, rows [][]cell) error {
-	wide := a.running != nil && flagText(a.running, "output") == "wide"
-	hidden := func(name string) bool {
-		return strings.HasPrefix(name, "+") && !wide || strings.HasPrefix(name, "*") && !a.severalShards
-	}
-	shown := make([][]cell, len(rows))
-	var names []string
-	for column, name := range head {
-		if hidden(name) {
-			continue
-		}
-		names = append(names, strings.TrimLeft(name, "+*"))
-		for n, row := range rows {
-			shown[n] = append(shown[n], row[column])
-		}
-	}
-	return writeTable(w, a.style.out, names, shown)
+	return a.columns(head).write(w, true, rows)
 }
 
-// writeTable writes rows in aligned columns under a header. It replaces control characters, which external names may
-// contain, by '?'.
-func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
-	widths := make([]int, len(head))
-	for i, name := range head {
-		widths[i] = utf8.RuneCountInString(name)
+// columns writes rows of a table, also one after the other.
+type columns struct {
+	palette palette
+	names   []string
+	shown   []int // indexes of the columns that are shown
+	widths  []int
+}
+
+// columns returns the columns of a table that are shown. [app.table] describes their heads.
+func (a *app) columns(head []string) *columns {
+	c := &columns{palette: a.style.out}
+	wide := a.running != nil && flagText(a.running, "output") == "wide"
+	hidden := func(name string) bool {
+		return strings.HasPrefix(name, "+") && !wide || strings.HasPrefix(name, "-") && wide ||
+			strings.HasPrefix(name, "*") && !a.severalShards
 	}
-	for _, row := range rows {
-		for i := range row {
-			row[i].text = printable(row[i].text)
-			if row[i].text == "" {
-				row[i].text = "-"
-			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].text))
+	for n, name := range head {
+		if !hidden(name) {
+			c.names, c.shown = append(c.names, strings.TrimLeft(name, "+-*")), append(c.shown, n)
+			c.widths = append(c.widths, utf8.RuneCountInString(c.names[len(c.names)-1]))
 		}
 	}
+	return c
+}
+
+// fit makes the columns at least as wide as the cells of rows. It replaces control characters in the cells, which
+// external names may contain, by '?'.
+func (c *columns) fit(rows [][]cell) {
+	for _, row := range rows {
+		for i, n := range c.shown {
+			row[n].text = cmp.Or(printable(row[n].text), "-")
+			c.widths[i] = max(c.widths[i], utf8.RuneCountInString(row[n].text))
+		}
+	}
+}
+
+// write writes rows in aligned columns, under a header if head is set.
+func (c *columns) write(w io.Writer, head bool, rows [][]cell) error {
+	c.fit(rows)
 	var b strings.Builder
-	write := func(cells []cell) {
-		for i, c := range cells {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+3)
-			text := c.text
-			if c.paint != nil {
-				text = c.paint(text)
+	line := func(cell func(i int) cell) {
+		for i := range c.shown {
+			text := cell(i)
+			pad := "\n"
+			if i < len(c.shown)-1 {
+				pad = strings.Repeat(" ", c.widths[i]-utf8.RuneCountInString(text.text)+3)
 			}
-			if i == len(cells)-1 {
-				pad = "\n"
+			if text.paint != nil {
+				text.text = text.paint(text.text)
 			}
-			b.WriteString(text + pad)
+			b.WriteString(text.text + pad)
 		}
 	}
-	heads := plain(head...)
-	for i := range heads {
-		heads[i].paint = p.dim
+	if head {
+		line(func(i int) cell { return cell{c.names[i], c.palette.dim} })
 	}
-	write(heads)
 	for _, row := range rows {
-		write(row)
+		line(func(i int) cell { return row[c.shown[i]] })
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

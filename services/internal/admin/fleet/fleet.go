@@ -141,11 +141,51 @@ type Watcher struct {
 // FollowShards watches shards until ctx ends. It reconnects after every lost connection. It gives up on a shard after a
 // permanent error. FollowShards returns the permanent errors when ctx ends or when it has given up on all shards.
 func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watcher) []*Error {
+	return f.follow(ctx, shards, watcher, func(ctx context.Context, c Client, shard string, emit func(func())) error {
+		return watch(ctx, c, shard, func(e Event) { emit(func() { watcher.Event(e) }) })
+	})
+}
+
+// FollowJournals is like FollowShards for the events of the shards' journals: first the stored events after the
+// position of a shard in `after`, then new ones. It passes each event once, and calls watcher.Event never.
+func (f *Fleet) FollowJournals(ctx context.Context, shards []string, filter *nstancev1.EventFilter,
+	after map[string]string, watcher Watcher, each func(Entry)) []*Error {
+	positions := make(map[string]*string, len(shards))
+	for _, shard := range shards {
+		position := after[shard]
+		positions[shard] = &position
+	}
+	return f.follow(ctx, shards, watcher, func(ctx context.Context, c Client, shard string, emit func(func())) error {
+		stream, err := c.FollowEvents(ctx, &nstancev1.FollowEventsRequest{After: *positions[shard], Filter: filter})
+		return operatorclient.Receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
+			*positions[shard] = r.GetEvent().GetPosition()
+			emit(func() { each(Entry{shard, r.GetEvent()}) })
+		})
+	})
+}
+
+// Entry is an event of a shard's journal.
+type Entry struct {
+	Shard string
+	*nstancev1.JournalEvent
+}
+
+// MarshalJSON returns the event as JSON, with the shard beside its other members.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	return object(struct {
+		Shard string `json:"shard"`
+	}{e.Shard}, e.JournalEvent)
+}
+
+// follow keeps a stream of each shard open until ctx ends, as FollowShards does. `open` reads a stream until it fails.
+// It passes a function to `emit` for everything that it receives.
+func (f *Fleet) follow(ctx context.Context, shards []string, watcher Watcher,
+	open func(ctx context.Context, c Client, shard string, emit func(func())) error) []*Error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	errs := make([]*Error, len(shards))
 	for i, shard := range shards {
-		wg.Go(func() { errs[i] = f.followShard(ctx, shard, &mu, watcher) })
+		wg.Go(func() { errs[i] = f.followShard(ctx, shard, &mu, watcher, open) })
 	}
 	wg.Wait()
 	var failed []*Error
@@ -157,14 +197,15 @@ func (f *Fleet) FollowShards(ctx context.Context, shards []string, watcher Watch
 	return failed
 }
 
-func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, watcher Watcher) *Error {
+func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, watcher Watcher,
+	open func(ctx context.Context, c Client, shard string, emit func(func())) error) *Error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.3,
 		Multiplier: 2, MaxInterval: 10 * time.Second}
 	delays.Reset()
 	lost := false
 	for !ended(ctx) {
 		e := asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
-			return watch(ctx, c, shard, func(e Event) {
+			return open(ctx, c, shard, func(received func()) {
 				mu.Lock()
 				defer mu.Unlock()
 				if lost {
@@ -172,7 +213,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 					watcher.Found(shard)
 				}
 				delays.Reset()
-				watcher.Event(e)
+				received()
 			})
 		})) // a watch only ends with an error
 		if ended(ctx) {

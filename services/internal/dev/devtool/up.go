@@ -153,7 +153,7 @@ Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
   . temp/env                                      put nstance-admin on PATH and tell it about the cluster
   kill -9 %-8d                                kill a VM: it is replaced within milliseconds
   nstance-admin instance list                     list the instances
-  nstance-admin events                            follow what happens
+  nstance-admin events --follow                   follow what happens
   nstance-admin group scale workers 4             add VMs
   tmux attach -t %s               look at the agents (Ctrl-b n: next, Ctrl-b d: leave)
   edit examples/local, then make up               apply a change
