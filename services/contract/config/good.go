@@ -67,7 +67,7 @@ func (g *Group) Wanted() *Group {
 
 // WithRollout returns the group with what is stored about its rollouts. If a halt returns the group to its good
 // configuration, the result is what the function back returns: the group made from that configuration, or an error if
-// that is not possible.
+// that is not possible. See [Shard.WithRollout].
 func (g Group) WithRollout(stored record.Rollout, back func() (Group, error)) Group {
 	if stored.Good != nil {
 		g.Good = stored.Good.Version
@@ -96,6 +96,27 @@ func (g Group) WithRollout(stored record.Rollout, back func() (Group, error)) Gr
 	g.Halt.Wanted, g.Halt.GoodAt = &wanted, stored.Good.At
 	good.Halt, good.Good = g.Halt, g.Good
 	return good
+}
+
+// HaltReason says why the rollout of the group is halted, and what the group runs. It returns "" without a durable halt
+// that concerns the group's configuration.
+func (g *Group) HaltReason() string {
+	halt := g.Halt
+	if halt == nil || halt.Over {
+		return ""
+	}
+	text := "the rollout is halted: " + halt.Reason
+	if g.RolledBack() {
+		text = "the group runs the configuration of " + halt.GoodAt.UTC().Format(time.RFC3339) +
+			" again, because its rollout halted: " + halt.Reason
+	}
+	if halt.GoodFailed != "" {
+		text += ". That configuration fails too: " + halt.GoodFailed
+	}
+	if halt.Kept != "" {
+		text += ". The group does not return to its last good configuration: " + halt.Kept
+	}
+	return text
 }
 
 // Version identifies what the group's instances are made from. image is the ID of the group's image, or "".
@@ -129,9 +150,9 @@ func (g Good) Encode() ([]byte, error) {
 	return bytes.TrimSpace(out.Bytes()), nil
 }
 
-// ParseGood parses what [Good.Encode] returns. It refuses unknown fields, because the instances would lack what they
+// parseGood parses what [Good.Encode] returns. It refuses unknown fields, because the instances would lack what they
 // say.
-func ParseGood(src []byte) (Good, error) {
+func parseGood(src []byte) (Good, error) {
 	var good Good
 	d := &decoder{file: "good configuration", src: src}
 	root, ok := d.parse()
@@ -144,10 +165,28 @@ func ParseGood(src []byte) (Good, error) {
 	return good, d.problems(c.found).Err()
 }
 
-// RolledBack returns a group as it runs with its good configuration: made from it, but with its present size and its
-// present settings for replacements. The error says why the group cannot return to it: the shard config no longer has
-// or permits what it needs. version is that of the good configuration. The shard must have its defaults filled in.
-func (s *Shard) RolledBack(g Group, good Good, version record.GroupVersion) (Group, error) {
+// WithRollout returns a group with what is stored about its rollouts, as it runs. The shard must have its defaults
+// filled in.
+func (s *Shard) WithRollout(g Group, stored record.Rollout) Group {
+	if s.Terminating {
+		return g
+	}
+	return g.WithRollout(stored, func() (Group, error) {
+		good, err := parseGood(stored.Good.Config)
+		if err == nil {
+			var back Group
+			if back, err = s.rolledBack(g, good, stored.Good.Version); err == nil {
+				return back, nil
+			}
+		}
+		return Group{}, fmt.Errorf("that configuration cannot be used: %w", err)
+	})
+}
+
+// rolledBack returns a group as it runs with its good configuration: made from it, but with its present size and its
+// present settings for replacements. version is that of the good configuration. The error says why the group cannot
+// return to it: the shard config no longer has or permits what it needs.
+func (s *Shard) rolledBack(g Group, good Good, version record.GroupVersion) (Group, error) {
 	if _, ok := s.Server.SubnetPools[good.SubnetPool]; !ok {
 		return Group{}, fmt.Errorf("there is no subnet pool %q any more", good.SubnetPool)
 	}

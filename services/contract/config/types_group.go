@@ -277,11 +277,11 @@ func (g *Group) PassTime() (longest time.Duration) {
 // FailTime returns how long it takes at most until a health check of a group has failed, if every run of it fails.
 func (g *Group) FailTime() (longest time.Duration) {
 	for _, check := range g.HealthChecks {
-		fails := check.Interval.D()
+		runs := 1
 		if check.FailureThreshold != nil {
-			fails *= time.Duration(*check.FailureThreshold)
+			runs = *check.FailureThreshold
 		}
-		longest = max(longest, check.StartPeriod.D()+fails+check.Timeout.D())
+		longest = max(longest, check.StartPeriod.D()+time.Duration(runs)*check.Interval.D()+check.Timeout.D())
 	}
 	return longest
 }

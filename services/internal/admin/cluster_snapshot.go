@@ -383,6 +383,9 @@ func meaningOf(kind keys.Kind) (means, next string) {
 			"leave it out of what you restore: servers wait for a lease"
 	case keys.KindApplied:
 		return "it is not used, and the next leader writes it again", "leave it out of what you restore"
+	case keys.KindRollout:
+		return "the group's rollout is not halted any more, and its last good configuration is not known",
+			"leave it out of what you restore"
 	case keys.KindInstance:
 		return "its VM becomes an orphan", "leave it out of what you restore, or " + another
 	case keys.KindHome:

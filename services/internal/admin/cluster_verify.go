@@ -166,7 +166,7 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 			_, err = c.state.CABundle(ctx)
 		}
 		return err
-	case keys.KindClusterOperator, keys.KindApplied:
+	case keys.KindClusterOperator, keys.KindApplied, keys.KindRollout:
 		if object.Body, err = c.openDocument(ctx, entry.Key, object.Body); err != nil {
 			return err
 		}
@@ -193,6 +193,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	case keys.KindApplied:
 		_, err := record.DecodeApplied(object.Body)
 		return err
+	case keys.KindRollout:
+		rec, err := record.DecodeRollout(object.Body)
+		return errors.Join(err, same(err, rec.Tenant, key.Tenant, rec.Group, key.Name))
 	case keys.KindHome:
 		_, err := record.DecodeHome(object.Body)
 		return err

@@ -254,7 +254,8 @@ func (a *app) groupResumeCommand() *cobra.Command {
 		Use: "resume GROUP", Short: "Continue a rollout that is paused or halted", Args: cobra.ExactArgs(1),
 		Long: `Ends the pause of a group's rollout. The command also restarts a rollout that halted
 because instances with the new configuration failed. The count of failures then starts
-from zero.`,
+from zero. A group that has returned to its last good configuration gets its present one
+again.`,
 		Example: "  nstance-admin group resume workers --shard us-west-2a",
 	}
 	return rollout(a, cmd, nil, nil, fleet.Client.ResumeGroup,

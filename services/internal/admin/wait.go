@@ -37,8 +37,8 @@ func (a *app) groupWaitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
 		Long: `Waits until a group has its size, and all its instances are healthy and up to date. Shows
-the progress on standard error. If the wait takes longer than --timeout, the exit
-status is 1.`,
+the progress on standard error. If the wait takes longer than --timeout, or the group
+has returned to its last good configuration, the exit status is 1.`,
 		Example: `  nstance-admin group wait workers --shard us-west-2a --timeout 30m`,
 	}
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
@@ -68,6 +68,11 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 				g.GetActualSize(), g.GetHealthy(), g.GetOutdated())
 			if why := note(g); why != "" {
 				text += ": " + why
+			}
+			if halted := g.GetHalted(); halted.GetRolledBackTo() != nil && g.GetOutdated() == 0 {
+				return false, "", &fleet.Error{Shard: shard, Code: codes.FailedPrecondition,
+					Message: "group " + g.GetGroup() + ": " + halted.GetMessage(),
+					Hint:    "correct the group's configuration, or try the same again with nstance-admin group resume"}
 			}
 			return g.GetActualSize() == g.GetSize() && g.GetHealthy() >= g.GetSize() && g.GetOutdated() == 0 &&
 				!g.GetDeleting(), text, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -33,6 +34,33 @@ func (s *State) ReadRollouts(ctx context.Context) ([]StoredRollout, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read rollouts: %w", err)
+	}
+	return all, nil
+}
+
+// UnverifiedRollouts is [State.ReadRollouts] without a check of the signatures. It leaves out documents that cannot be
+// read. Anyone who can write to the bucket can forge the result.
+func (s *State) UnverifiedRollouts(ctx context.Context) ([]record.Rollout, error) {
+	entries, err := s.options.Shard.List(ctx, keys.RolloutPrefix(s.options.ShardID))
+	if err != nil {
+		return nil, fmt.Errorf("read rollouts: %w", err)
+	}
+	var all []record.Rollout
+	for _, entry := range entries {
+		object, err := s.options.Shard.Get(ctx, entry.Key)
+		if errors.Is(err, objstore.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", entry.Key, err)
+		}
+		content, err := authority.UnverifiedContent(object.Body)
+		if err != nil {
+			continue
+		}
+		if doc, err := record.DecodeRollout(content); err == nil {
+			all = append(all, doc)
+		}
 	}
 	return all, nil
 }

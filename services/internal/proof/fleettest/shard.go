@@ -216,7 +216,9 @@ func (s *Shard) PauseGroup(_ context.Context, r *nstancev1.PauseGroupRequest) (*
 // ResumeGroup implements nstancev1.OperatorServiceServer.
 func (s *Shard) ResumeGroup(_ context.Context, r *nstancev1.ResumeGroupRequest) (*nstancev1.ResumeGroupResponse,
 	error) {
-	g, err := s.changeRollout(r.GetGroup(), func(g *nstancev1.GroupStatus) { g.Paused, g.RolloutWaits = false, "" })
+	g, err := s.changeRollout(r.GetGroup(), func(g *nstancev1.GroupStatus) {
+		g.Paused, g.RolloutWaits, g.Halted = false, "", nil
+	})
 	return &nstancev1.ResumeGroupResponse{Group: g}, err
 }
 

@@ -179,7 +179,7 @@ func (g *group) planHaltAlert(out *steps) {
 // change with every failure.
 func (g *group) haltReason() string {
 	if g.haltHolds() {
-		return HaltReason(&g.Group)
+		return g.Group.HaltReason()
 	}
 	return "the rollout is halted: " + g.failedReason()
 }
@@ -191,25 +191,4 @@ func (g *group) failedReason() string {
 	}
 	return fmt.Sprintf("at least %d instances with %s configuration failed to register or became unhealthy",
 		g.Group.Rollout.HaltOnFailures, which)
-}
-
-// HaltReason says why the rollout of a group with a durable halt is halted, and what the group runs. It returns "" if
-// the halt is over.
-func HaltReason(g *config.Group) string {
-	halt := g.Halt
-	if halt == nil || halt.Over {
-		return ""
-	}
-	text := "the rollout is halted: " + halt.Reason
-	if g.RolledBack() {
-		text = "the group runs the configuration of " + halt.GoodAt.UTC().Format(time.RFC3339) +
-			" again, because its rollout halted: " + halt.Reason
-	}
-	if !halt.GoodFailedAt.IsZero() {
-		text += ". That configuration fails too: " + halt.GoodFailed
-	}
-	if halt.Kept != "" {
-		text += ". The group does not return to its last good configuration: " + halt.Kept
-	}
-	return text
 }

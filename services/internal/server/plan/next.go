@@ -34,7 +34,7 @@ func Next(s Snapshot) Decision {
 	out.merge(g.planHalt())
 	out.merge(g.planAlerts())
 	if g.Group.RolledBack() {
-		out.waitRollout(HaltReason(&g.Group)+" (rule 71)", time.Time{})
+		out.waitRollout(g.Group.HaltReason()+" (rule 71)", time.Time{})
 	}
 
 	d := Decision{Actions: out.actions, Blocked: out.blocked, BlockedUntil: out.blockedUntil, Rollout: out.rollout,

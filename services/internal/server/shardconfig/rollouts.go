@@ -13,31 +13,16 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
-// rollout is what is stored about the rollouts of one group. It is never changed.
-type rollout struct {
-	clusterstate.StoredRollout
-	good    config.Good // the content of Good
-	goodErr error       // why good cannot be used
-}
-
-func newRollout(stored clusterstate.StoredRollout) rollout {
-	r := rollout{StoredRollout: stored}
-	if stored.Good != nil {
-		r.good, r.goodErr = config.ParseGood(stored.Good.Config)
-	}
-	return r
-}
-
 // loadRollouts reads what is stored about the rollouts of the groups. It deletes what belongs to groups that no longer
 // exist, and writes again what was signed before the cluster's CA changed. A document that cannot be used counts as
 // missing.
-func (m *Manager) loadRollouts(ctx context.Context) (map[config.GroupKey]rollout, error) {
+func (m *Manager) loadRollouts(ctx context.Context) (map[config.GroupKey]clusterstate.StoredRollout, error) {
 	now, state := m.view(), m.signed()
 	all, err := state.ReadRollouts(ctx)
 	if err != nil {
 		return nil, err
 	}
-	rollouts := map[config.GroupKey]rollout{}
+	rollouts := map[config.GroupKey]clusterstate.StoredRollout{}
 	for _, stored := range all {
 		key := config.GroupKey{Tenant: stored.Tenant, Group: stored.Group}
 		_, exists := now.merged[key]
@@ -60,22 +45,9 @@ func (m *Manager) loadRollouts(ctx context.Context) (map[config.GroupKey]rollout
 			}
 			stored = again
 		}
-		rollouts[key] = newRollout(stored)
+		rollouts[key] = stored
 	}
 	return rollouts, nil
-}
-
-// withRollout returns a group with what is stored about its rollouts.
-func withRollout(shard *config.Shard, g config.Group, r rollout) config.Group {
-	if shard.Terminating {
-		return g
-	}
-	return g.WithRollout(r.Rollout, func() (config.Group, error) {
-		if r.goodErr != nil {
-			return config.Group{}, r.goodErr
-		}
-		return shard.RolledBack(g, r.good, r.Good.Version)
-	})
 }
 
 // Halt records durably that the rollout of a group is halted. version is what the group runs. If that is the good
@@ -139,7 +111,7 @@ func (m *Manager) changeRollout(ctx context.Context, key config.GroupKey,
 		if !exists {
 			return nil
 		}
-		next := now.rollouts[key].StoredRollout
+		next := now.rollouts[key]
 		next.Term, next.Tenant, next.Group = now.term, key.Tenant, key.Group
 		changed, err := change(now, g, &next.Rollout)
 		if err != nil || !changed {
@@ -179,9 +151,9 @@ func (m *Manager) takeRollout(key config.GroupKey, stored clusterstate.StoredRol
 	before := m.view()
 	rollouts := maps.Clone(before.rollouts)
 	if rollouts == nil {
-		rollouts = map[config.GroupKey]rollout{}
+		rollouts = map[config.GroupKey]clusterstate.StoredRollout{}
 	}
-	if rollouts[key] = newRollout(stored); stored.Halted == nil && stored.Good == nil && stored.Token == "" {
+	if rollouts[key] = stored; stored.Halted == nil && stored.Good == nil && stored.Token == "" {
 		delete(rollouts, key)
 	}
 	merged := m.merge(before.shard, before.groups, rollouts)

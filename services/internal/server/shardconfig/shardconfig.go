@@ -78,7 +78,7 @@ type inForce struct {
 	current          objstore.Object // the configuration
 	shard            *config.Shard   // with defaults filled in
 	groups           dynamic
-	rollouts         map[config.GroupKey]rollout // empty while not leading
+	rollouts         map[config.GroupKey]clusterstate.StoredRollout // empty while not leading
 	merged           map[config.GroupKey]config.Group
 	generation       uint64
 	restart, refused objstore.Object
@@ -367,11 +367,11 @@ func (m *Manager) adopt(c candidate) {
 // merge combines the configured groups with the dynamic groups, and with what is stored about their rollouts. It logs
 // the problems that it finds in the dynamic groups.
 func (m *Manager) merge(shard *config.Shard, d dynamic,
-	rollouts map[config.GroupKey]rollout) map[config.GroupKey]config.Group {
+	rollouts map[config.GroupKey]clusterstate.StoredRollout) map[config.GroupKey]config.Group {
 	merged, problems := shard.Merged(d.groups)
 	for key, r := range rollouts {
 		if g, ok := merged[key]; ok {
-			merged[key] = withRollout(shard, g, r)
+			merged[key] = shard.WithRollout(g, r.Rollout)
 		}
 	}
 	for _, problem := range problems {

@@ -253,6 +253,14 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.State.RemoveResource(ctx)
 		return
 	}
+	if halted := group.GetHalted(); halted != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "The rollout of group " + k.name + " is halted", Where: "shard " + k.shard,
+			Why: errors.New(halted.GetMessage()),
+			Do: "Correct the group's configuration and apply it. To try the same configuration again, run " +
+				"`nstance-admin group resume " + k.name + "`.",
+		}.Warning())
+	}
 	spec, err := specOf(group)
 	if err != nil {
 		resp.Diagnostics.Append(failure("Cannot read", k, err))

@@ -103,7 +103,7 @@ func (r *Resource) fleet(ctx context.Context, k key) (fleet, error) {
 func (f fleet) complete() bool {
 	g := f.group
 	return g != nil && !g.GetDeleting() && g.GetActualSize() == g.GetSize() && g.GetHealthy() == g.GetSize() &&
-		f.drifted == 0
+		f.drifted == 0 && g.GetHalted().GetRolledBackTo() == nil
 }
 
 func (f fleet) String() string {
@@ -114,6 +114,9 @@ func (f fleet) String() string {
 		f.group.GetSize(), f.group.GetHealthy(), f.drifted)
 	if reason := f.group.GetBlockedReason(); reason != "" {
 		text += "; " + reason
+	}
+	if halted := f.group.GetHalted(); halted != nil {
+		text += "; " + halted.GetMessage()
 	}
 	return text
 }

@@ -250,7 +250,7 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 	}
 	var doomed []string
 	for _, prefix := range []string{keys.InstancePrefix(name), keys.CertLogPrefix(name), keys.JournalPrefix(name),
-		keys.ProbePrefix(name)} {
+		keys.ProbePrefix(name), keys.RolloutPrefix(name)} {
 		entries, err := store.List(ctx, prefix)
 		if err != nil {
 			return err

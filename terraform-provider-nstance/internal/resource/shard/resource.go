@@ -265,6 +265,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(failure.Warning())
 	} else {
 		resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
+		resp.Diagnostics.Append(r.haltedGroups(ctx, state, name, body)...)
 	}
 	if string(token) != seen || attributes["config"].IsNull() {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)

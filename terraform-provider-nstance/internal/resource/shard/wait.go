@@ -187,6 +187,40 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 	}.Warning()}
 }
 
+// haltedGroups warns of each group whose rollout is halted, because a plan does not show that such a group does not
+// run its configuration. body is the configuration in the bucket. Nothing depends on the warnings, so they are not verified.
+func (r *Resource) haltedGroups(ctx context.Context, state *clusterstate.State, name string,
+	body []byte) (diags diag.Diagnostics) {
+	stored, err := state.UnverifiedRollouts(ctx)
+	if err != nil || len(stored) == 0 {
+		return nil // the credentials may not permit it
+	}
+	shard, problems := config.ParseStored(keys.Config(name), body)
+	groups, _, _, err := state.ReadGroups(ctx)
+	if len(problems.Errors()) > 0 || err != nil && !errors.Is(err, objstore.ErrNotFound) {
+		return nil
+	}
+	shard = shard.WithDefaults()
+	merged, _ := shard.Merged(groups)
+	for _, rollout := range stored {
+		key := config.GroupKey{Tenant: rollout.Tenant, Group: rollout.Group}
+		g, exists := merged[key]
+		if g = shard.WithRollout(g, rollout); !exists || g.HaltReason() == "" {
+			continue
+		}
+		what := "The rollout of group " + key.Group + " is halted"
+		if g.RolledBack() {
+			what = "Group " + key.Group + " runs its last good configuration"
+		}
+		diags = append(diags, diagnostic.Failure{
+			What: what, Where: "shard " + name + ", tenant " + key.Tenant, Why: errors.New(g.HaltReason()),
+			Do: "Correct the group's configuration and apply it. To try the same configuration again, run " +
+				"`nstance-admin group resume " + key.Group + "`.",
+		}.Warning())
+	}
+	return diags
+}
+
 // recordsApplied reports whether a leader recorded the version of the configuration as applied. A leader does so
 // immediately before it applies the version. The lock contains the version only after the lock's next renewal.
 func recordsApplied(ctx context.Context, state *clusterstate.State, token objstore.Token) bool {

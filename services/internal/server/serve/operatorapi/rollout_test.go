@@ -3,6 +3,7 @@ package operatorapi_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -74,6 +75,31 @@ func TestResumeStartsAHaltedRollout(t *testing.T) {
 		t.Errorf("%d failures", s.RolloutFailures)
 	}
 }
+
+// TestResumeEndsADurableHalt checks that a halt is shown, and that ResumeGroup ends it.
+func TestResumeEndsADurableHalt(t *testing.T) {
+	w := newTestShard(t)
+	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
+	if _, err := w.UpsertGroup(t.Context(), upsertOf("fleet",
+		`{"template": "worker", "size": 0, "rollout": {"halt_on_failures": 1, "on_halt": "rollback"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	g := w.manager.Groups()[key]
+	if err := w.manager.Halt(t.Context(), key, g.Version(""), "it failed", g0); err != nil {
+		t.Fatal(err)
+	}
+	halted := w.group(t, "fleet").GetHalted()
+	if halted.GetReason() != "it failed" || !halted.GetAt().AsTime().Equal(g0) || halted.GetRolledBackTo() != nil ||
+		!strings.Contains(halted.GetMessage(), "no rollout of the group has finished yet") {
+		t.Errorf("%v", halted)
+	}
+	answer, err := w.ResumeGroup(t.Context(), &nstancev1.ResumeGroupRequest{Group: "fleet"})
+	if err != nil || answer.GetGroup().GetHalted() != nil || w.manager.Groups()[key].Halt != nil {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+var g0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // TestRolloutIsParsedStrictly checks that a patch is parsed as strictly as the configuration, and that a static group
 // takes only some of its fields.

@@ -29,7 +29,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
 		Paused: v.Rollout.Paused, RolloutWaits: v.RolloutWaits, Outdated: uint32(v.Outdated),
 	}
-	if text := plan.HaltReason(&v.Group); text != "" {
+	if text := v.HaltReason(); text != "" {
 		out.Halted = &nstancev1.GroupHalt{At: timestamp(v.Halt.At), Reason: v.Halt.Reason,
 			RolledBackTo: timestamp(v.Halt.GoodAt), Message: text}
 	}
