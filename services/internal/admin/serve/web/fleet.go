@@ -181,15 +181,19 @@ func (v *fleetView) judge(replaced statistics) verdict {
 		says.Sentences = append(says.Sentences, sentence{tone, subject, url, text})
 	}
 	for _, s := range v.Shards {
-		switch {
-		case s.Err != nil:
+		if s.Err != nil {
 			text := "does not answer: " + s.Err.Message
 			if s.Lock != nil {
 				text += "; " + s.Lock.Waits
 			}
 			add("bad", s.Shard, shardPath(s.Shard), text)
+		}
+	}
+	for _, s := range v.Shards {
+		if s.Err != nil {
 			continue
-		case s.Status.GetRefusedEtag() != "":
+		}
+		if s.Status.GetRefusedEtag() != "" {
 			add("bad", s.Shard, Path+"config#c-"+url.PathEscape(s.Shard), "refuses the newest configuration")
 		}
 		if s.Status.GetHeirId() == "" {

@@ -40,6 +40,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"idle":     fleet.Idle,
 		"took":     took,
 		"spaced":   spaced,
+		"kind":     func(kind string) string { return spaced(strings.TrimPrefix(kind, "instance_")) },
 		"tone":     tone,
 		"shard":    shardPath,
 		"group":    groupPath,

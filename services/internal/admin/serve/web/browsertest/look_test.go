@@ -363,7 +363,7 @@ func TestKeyboard(t *testing.T) {
 	}
 	b.do(chromedp.KeyEvent(kb.Enter))
 	b.do(chromedp.KeyEvent(kb.Tab))
-	if got := focused(); got != "us-west-2b" {
+	if got := focused(); got != "us-west-2c" {
 		t.Errorf("the first stop in the content is %q, want the shard of the first sentence", got)
 	}
 	for range 30 {
