@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,7 +57,7 @@ const (
 func Run(ctx context.Context, args []string, version string, env Environment) int {
 	a := newApp(version, env)
 	root := a.command()
-	root.SetArgs(args)
+	root.SetArgs(numbersLast(nounFirst(root, args)))
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
@@ -70,6 +71,46 @@ func Run(ctx context.Context, args []string, version string, env Environment) in
 		return exitUsage
 	}
 	return exitFailure
+}
+
+// nounFirst puts the words of a command line into the order of the commands: "get instances" becomes "instances list",
+// "get instance ID" becomes "instance describe ID", and "describe instance ID" becomes "instance describe ID".
+func nounFirst(root *cobra.Command, args []string) []string {
+	find := func(in *cobra.Command, name string) *cobra.Command {
+		for _, c := range in.Commands() {
+			if c.Name() == name || c.HasAlias(name) {
+				return c
+			}
+		}
+		return nil
+	}
+	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
+		return args
+	}
+	args = slices.Clone(args)
+	if noun := find(root, args[1]); noun != nil && find(root, args[0]) == nil &&
+		(args[0] == "get" || find(noun, args[0]) != nil) {
+		args[0], args[1] = args[1], args[0]
+	}
+	if args[1] == "get" && find(root, args[0]) != nil {
+		args[1] = "list"
+		if len(args) > 2 && !strings.HasPrefix(args[2], "-") {
+			args[1] = "describe"
+		}
+	}
+	return args
+}
+
+// numbersLast moves a negative number, such as the -2 of "group scale workers -2", behind "--", so that it is no flag.
+// No flag of the program is a digit. Values of flags stay.
+func numbersLast(args []string) []string {
+	for n, arg := range args {
+		number := len(arg) > 1 && arg[0] == '-' && strings.Trim(arg[1:], "0123456789") == ""
+		if number && n > 0 && !strings.HasPrefix(args[n-1], "-") && !slices.Contains(args, "--") {
+			return slices.Concat(args[:n], args[n+1:], []string{"--", arg})
+		}
+	}
+	return args
 }
 
 // app is one run of the program.
@@ -115,6 +156,8 @@ and make the identity once, with access to the bucket:
   nstance-admin cluster register-operator --cluster-id example --storage-bucket my-bucket \
     --output-dir $HOME/.nstance
 
+The words may also be in the order of kubectl: "get instances", "describe group workers".
+
 Exit status: 0 done, 1 failed (with --all-shards: in one shard or more), 2 the command
 line is wrong.`
 
@@ -148,6 +191,12 @@ func (a *app) command() *cobra.Command {
 func (a *app) prepare(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.prepare(sub)
+	}
+	switch cmd.Name() {
+	case "list":
+		cmd.Aliases = append(cmd.Aliases, "ls")
+	case "group", "instance", "server", "context":
+		cmd.Aliases = append(cmd.Aliases, cmd.Name()+"s")
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageOf(cmd, err) })
 	cmd.Flags().SortFlags, cmd.PersistentFlags().SortFlags = false, false

@@ -239,6 +239,15 @@ func TestTranscripts(t *testing.T) {
 			s.Groups = s.Groups[1:]
 		}},
 		"group-scale-total-down": {args: "group scale workers 5 --all-shards --total", b: down},
+		"group-scale-by":         {args: "group scale workers +2 --shard us-a"},
+		"group-scale-minus":      {args: "group scale workers -2 --shard us-a --dry-run"},
+		"group-scale-minus-much": {args: "scale group workers -7 --shard us-a --yes"},
+		"group-scale-by-all":     {args: "group scale workers +1 --all-shards"},
+		"group-scale-by-total":   {args: "group scale workers +1 --all-shards --total"},
+		"get-groups":             {args: "get groups --shard us-a"},
+		"get-group":              {args: "get group workers --shard us-a -o json"},
+		"describe-instance":      {args: "describe instance 00008 --shard us-a -o json"},
+		"ls":                     {args: "instances ls --shard us-a"},
 		"group-scale-json":       {args: "group scale workers 5 --shard us-a -o json"},
 		"group-scale-smaller":    {args: "group scale workers 1 --shard us-a"},
 		"group-scale-dry":        {args: "group scale workers 5 --all-shards --total --dry-run"},
@@ -426,6 +435,23 @@ func limited(s *fleettest.Shard) {
 	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
 	s.Groups[0].BlockedReason, s.Groups[0].BlockedUntil = reason, until
 	s.Explanations["workers"].BlockedReason, s.Explanations["workers"].BlockedUntil = reason, until
+}
+
+// TestScaleByLosesNoChange changes the size of a group while another program changes it, too.
+func TestScaleByLosesNoChange(t *testing.T) {
+	cli, a, _, _ := shards(t)
+	others := 2
+	a.Before = func(method string) error {
+		if method == "UpsertGroup" && others > 0 {
+			others--
+			a.Groups[0].Size += 10
+			a.Groups[0].Etag += "+"
+		}
+		return nil
+	}
+	if out := cli.must(t, "group", "scale", "workers", "+2", "--shard", "us-a"); !strings.Contains(out, "23 → 25") {
+		t.Error(out)
+	}
 }
 
 // elsewhere gives a shard another instance than [fixture] does.

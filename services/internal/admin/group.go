@@ -320,6 +320,9 @@ same time, these changes remain. For several shards, add one of two flags. With
 --per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly among
 the shards that have the group.
 
+With +N or -N, the size grows or shrinks by N instances from what it is. No change that
+somebody else makes at the same time is lost.
+
 If the new size is smaller, the leaders delete instances. In this case, "group scale" asks
 for a confirmation on a terminal, and needs --yes elsewhere. With --dry-run, it shows which
 instances the leaders would delete, and changes nothing.
@@ -328,6 +331,7 @@ instances the leaders would delete, and changes nothing.
 effects. With --wait, it returns when the group has this size and all its instances are
 healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
+  nstance-admin group scale workers +2 --shard us-west-2a
   nstance-admin group scale workers 9 --all-shards --total
   nstance-admin group scale workers 0 --all-shards --per-shard --yes`,
 	}
@@ -337,23 +341,29 @@ healthy.`,
 	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		size, err := strconv.ParseUint(args[1], 10, 31)
+		size, err := strconv.ParseInt(args[1], 10, 32)
 		if err != nil {
-			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances", args[1]))
+			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances, such as 5, +2 or -2", args[1]))
 		}
-		if s.all && !total && !perShard {
+		by := strings.ContainsAny(args[1], "+-")
+		switch {
+		case by && total:
+			return &usageError{err: fmt.Errorf("--total needs a size, and %s is a change of it", args[1]),
+				hint: "add --per-shard for this change in each shard, or give the new sum"}
+		case by && s.all && !perShard:
+			return &usageError{err: fmt.Errorf("is %s the change in each of several shards?", args[1]),
+				hint: "add --per-shard, or name one shard with --shard"}
+		case s.all && !total && !perShard:
 			if total, err = a.askTotal(s, args[1]); err != nil {
 				return err
 			}
 		}
-		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], uint32(size), total); done || err != nil {
+		scaling := fleet.Scaling{Size: int(size), By: by, Total: total}
+		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], scaling); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
-			if total {
-				return f.ScaleTotal(ctx, shards, args[0], uint32(size))
-			}
-			return f.Scale(ctx, shards, args[0], uint32(size))
+			return f.Scale(ctx, shards, args[0], scaling)
 		}
 		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
 			g := answer.Message.GetGroup()
@@ -368,7 +378,7 @@ healthy.`,
 // confirmScale asks for a confirmation if the change makes a group smaller. In a dry run, it only shows the change and
 // returns done = true.
 func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, output format, group string,
-	size uint32, total bool) (done bool, err error) {
+	scaling fleet.Scaling) (done bool, err error) {
 	if confirm.yes && !confirm.dryRun {
 		return false, nil
 	}
@@ -377,7 +387,7 @@ func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, 
 		return false, err
 	}
 	defer f.Close()
-	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, confirm.dryRun)
+	previews := f.PreviewScale(cmd.Context(), shards, group, scaling, confirm.dryRun)
 	if confirm.dryRun {
 		return true, a.showScale(output, previews)
 	}

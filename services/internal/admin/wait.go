@@ -30,7 +30,8 @@ func waitFlags(cmd *cobra.Command) *patienceFlags {
 }
 
 func (p *patienceFlags) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&p.timeout, "timeout", 15*time.Minute, "how long to wait at most")
+	cmd.Flags().DurationVar(&p.timeout, "timeout", 15*time.Minute,
+		"how long to wait at most; 0 looks once, and a negative time waits without a limit")
 }
 
 func (a *app) groupWaitCommand() *cobra.Command {
@@ -102,17 +103,17 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 // leader, are printed and do not end the wait. hint is the command that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
-	if patient.timeout <= 0 {
-		return usagef("--timeout %s is not more than zero", patient.timeout)
-	}
 	f, shards, err := a.connect(s)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	ctx, cancel := context.WithTimeout(ctx, patient.timeout)
-	defer cancel()
-	over, _ := ctx.Deadline()
+	over := time.Now().Add(patient.timeout)
+	if patient.timeout > 0 {
+		var cancel func()
+		ctx, cancel = context.WithDeadline(ctx, over)
+		defer cancel()
+	}
 	said := map[string]string{}
 	for {
 		left := 0
@@ -122,7 +123,8 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 			if failed != nil {
 				switch failed.Code {
 				case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
-					if failed.Code == codes.DeadlineExceeded && time.Until(over) < 100*time.Millisecond {
+					if failed.Code == codes.DeadlineExceeded && patient.timeout > 0 &&
+						time.Until(over) < 100*time.Millisecond {
 						<-ctx.Done() // the shard saw the end of the wait first
 					}
 					text = failed.Message
@@ -143,6 +145,13 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 		}
 		if left == 0 {
 			return nil
+		}
+		if patient.timeout == 0 && unseen != nil {
+			return unseen
+		}
+		if patient.timeout == 0 {
+			return withHint(fmt.Errorf("it has not happened in %d of %s", left, count(len(shards), "shard")),
+				"%s says what blocks it", hint)
 		}
 		if err := a.sleep(ctx, lookPause); err != nil {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) && unseen != nil {

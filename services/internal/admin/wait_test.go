@@ -46,6 +46,13 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 `, ""},
 		"time is over": {"group wait workers --shard us-b --timeout 1ms", nil, "",
 			"after 1ms it has not happened in 1 of 1 shard"},
+		"looks once": {"group wait workers --shard us-b --timeout 0", nil,
+			"us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: no capacity for t4g.medium\n",
+			"it has not happened in 1 of 1 shard"},
+		"without a limit": {"instance delete " + firstID + " --shard us-b --wait --yes --timeout -1s",
+			[]func(*fleettest.Shard){func(s *fleettest.Shard) { s.Instances = nil }},
+			"us-b: instance " + firstID + " is deleting, the provider says running\n" +
+				"us-b: instance " + firstID + " is not there\n", ""},
 		"no answer in the whole time": {"group wait workers --shard us-b --timeout 500ms", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) {
 				s.Before = func(string) error { return status.Error(codes.Unavailable, "no leader") }

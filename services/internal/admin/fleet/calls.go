@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -271,52 +272,88 @@ func (a ScaleAnswer) MarshalJSON() ([]byte, error) {
 	}{a.PreviousSize}, a.Message)
 }
 
-// Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept.
-func (f *Fleet) Scale(ctx context.Context, shards []string, name string, size uint32) []ScaleAnswer {
-	sizes := map[string]uint32{}
-	for _, shard := range shards {
-		sizes[shard] = size
-	}
-	return f.scale(ctx, shards, name, sizes)
+// Scaling is a new size of a group.
+type Scaling struct {
+	Size int
+	// By means that Size is added to the present size.
+	By bool
+	// Total means that Size is divided evenly over the shards that have the group. If there is a remainder, the first
+	// shards get one instance more each.
+	Total bool
 }
 
-func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes map[string]uint32) []ScaleAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *ScaleAnswer) error {
-		before, err := f.group(ctx, shard, name)
-		if err != nil {
-			return err
-		}
-		if before.GetDeleting() {
-			return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
-				"group %q is being deleted", name)
-		}
-		size := int(sizes[shard])
-		into.Message, err = one(ctx, f, shard, Client.UpsertGroup, &nstancev1.UpsertGroupRequest{Group: name,
-			Patch: config.PatchOf(config.GroupSpec{Size: &size}).JSON(), MustExist: true})
-		if err == nil {
-			into.PreviousSize = proto.Uint32(before.GetSize())
+// of returns the new size of a group.
+func (s Scaling) of(shard string, group *nstancev1.GroupStatus) (uint32, error) {
+	size := s.Size
+	if s.By {
+		size += int(group.GetSize())
+	}
+	if size < 0 || size > math.MaxInt32 {
+		return 0, refuse(shard, codes.InvalidArgument, "give the new size without a sign, or another change",
+			"group %q has the size %d, and cannot have %d", group.GetGroup(), group.GetSize(), size)
+	}
+	return uint32(size), nil
+}
+
+// scaleTries is the number of times that a change of a size is repeated because the group changed meanwhile.
+const scaleTries = 5
+
+// Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept. If the
+// size is a change of the present one, no concurrent change of the size is lost. If the size is a total and any shard
+// does not answer, Scale changes nothing.
+func (f *Fleet) Scale(ctx context.Context, shards []string, name string, scaling Scaling) []ScaleAnswer {
+	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
+	if failed != nil {
+		return []ScaleAnswer{{Answer: Answer[*nstancev1.UpsertGroupResponse]{Outcome: *failed}}}
+	}
+	return each(ctx, shards, func(ctx context.Context, shard string, into *ScaleAnswer) (err error) {
+		for range scaleTries {
+			if err = f.scale(ctx, shard, name, sizes[shard], into); err == nil || !scaling.By ||
+				asError(shard, err).Code != codes.Aborted {
+				break
+			}
 		}
 		return err
 	})
 }
 
-// ScaleTotal divides a size evenly over the shards that have the group. If there is a remainder, the first shards get
-// one instance more each. If any shard does not answer, ScaleTotal changes nothing.
-func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, total uint32) []ScaleAnswer {
-	with, sizes, failed := f.divide(ctx, shards, name, total)
-	switch {
-	case failed != nil:
-		return []ScaleAnswer{{Answer: Answer[*nstancev1.UpsertGroupResponse]{Outcome: *failed}}}
-	case len(with) == 0:
-		return f.Scale(ctx, shards, name, total) // which says that there is no such group
+func (f *Fleet) scale(ctx context.Context, shard, name string, scaling Scaling, into *ScaleAnswer) error {
+	before, err := f.group(ctx, shard, name)
+	if err != nil {
+		return err
 	}
-	return f.scale(ctx, with, name, sizes)
+	if before.GetDeleting() {
+		return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
+			"group %q is being deleted", name)
+	}
+	to, err := scaling.of(shard, before)
+	if err != nil {
+		return err
+	}
+	size := int(to)
+	request := &nstancev1.UpsertGroupRequest{Group: name, MustExist: true,
+		Patch: config.PatchOf(config.GroupSpec{Size: &size}).JSON()}
+	if scaling.By {
+		request.ExpectedEtag = before.GetEtag()
+	}
+	into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
+	if err == nil {
+		into.PreviousSize = proto.Uint32(before.GetSize())
+	}
+	return err
 }
 
-// divide divides the size `total` over the shards that have the group. It returns these shards and the new size in each
-// of them. failed is the error of a shard that does not answer.
-func (f *Fleet) divide(ctx context.Context, shards []string, name string, total uint32) (with []string,
-	sizes map[string]uint32, failed *Outcome) {
+// divide returns the shards to which a scaling applies, and the scaling of each of them. failed is the error of a shard
+// that does not answer.
+func (f *Fleet) divide(ctx context.Context, shards []string, name string, scaling Scaling) (with []string,
+	sizes map[string]Scaling, failed *Outcome) {
+	sizes = map[string]Scaling{}
+	for _, shard := range shards {
+		sizes[shard] = scaling
+	}
+	if !scaling.Total {
+		return shards, sizes, nil
+	}
 	for _, answer := range Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name}) {
 		switch {
 		case answer.Err == nil:
@@ -325,12 +362,15 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, total 
 			return nil, nil, &answer.Outcome
 		}
 	}
-	sizes = map[string]uint32{}
 	for n, shard := range with {
-		sizes[shard] = total / uint32(len(with))
-		if uint32(n) < total%uint32(len(with)) {
-			sizes[shard]++
+		size := scaling.Size / len(with)
+		if n < scaling.Size%len(with) {
+			size++
 		}
+		sizes[shard] = Scaling{Size: size}
+	}
+	if len(with) == 0 {
+		with = shards // which say that there is no such group
 	}
 	return with, sizes, nil
 }
@@ -347,26 +387,20 @@ type ScalePreview struct {
 	Plan Message[*nstancev1.ExplainGroupResponse] `json:"plan,omitzero"`
 }
 
-// PreviewScale returns what [Fleet.Scale] would do or, if total is set, what [Fleet.ScaleTotal] would do. It changes
-// nothing. If plan is set, it also asks the leaders for their plans.
-func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, size uint32, total,
+// PreviewScale returns what [Fleet.Scale] would do. It changes nothing. If plan is set, it also asks the leaders for
+// their plans.
+func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, scaling Scaling,
 	plan bool) []ScalePreview {
-	sizes := map[string]uint32{}
-	for _, shard := range shards {
-		sizes[shard] = size
-	}
-	if total {
-		with, divided, failed := f.divide(ctx, shards, name, size)
-		if failed != nil {
-			return []ScalePreview{{Outcome: *failed}}
-		}
-		if len(with) > 0 {
-			shards, sizes = with, divided
-		}
+	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
+	if failed != nil {
+		return []ScalePreview{{Outcome: *failed}}
 	}
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ScalePreview) error {
 		group, err := f.group(ctx, shard, name)
-		into.Group, into.Size = name, sizes[shard]
+		into.Group = name
+		if err == nil {
+			into.Size, err = sizes[shard].of(shard, group)
+		}
 		into.PreviousSize, into.ActualSize = group.GetSize(), group.GetActualSize()
 		if err != nil || !plan {
 			return err

@@ -233,7 +233,7 @@ func TestScaleIsSafe(t *testing.T) {
 		return nil
 	}
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
-	answers := f.Scale(t.Context(), []string{"a"}, "workers", 5)
+	answers := f.Scale(t.Context(), []string{"a"}, "workers", fleet.Scaling{Size: 5})
 	if failed := fleet.Failed(answers); failed != nil {
 		t.Fatal(failed)
 	}
@@ -245,12 +245,14 @@ func TestScaleIsSafe(t *testing.T) {
 		MustExist: true}, api.Upserts[0], protocmp.Transform()); diff != "" {
 		t.Error("it asked for more than a size:", diff)
 	}
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody", 6)); len(failed) != 1 ||
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody",
+		fleet.Scaling{Size: 6})); len(failed) != 1 ||
 		failed[0].Code != codes.NotFound {
 		t.Error(failed)
 	}
 	api.Do(func() { api.Groups[0].Deleting = true })
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers", 6)); len(failed) != 1 ||
+	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers",
+		fleet.Scaling{Size: 6})); len(failed) != 1 ||
 		failed[0].Code != codes.FailedPrecondition {
 		t.Error(failed)
 	}

@@ -66,7 +66,7 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 				"Go back and type a number from 0 to 2147483647."}
 		}
 		detail = fmt.Sprintf("%s to size %d", detail, size)
-		err = errorOf(p.Fleet.Scale(r.Context(), only, name, uint32(size)))
+		err = errorOf(p.Fleet.Scale(r.Context(), only, name, fleet.Scaling{Size: int(size)}))
 	default:
 		return detail, "", &httpError{http.StatusNotFound, "There is no such action.", ""}
 	}
