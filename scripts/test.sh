@@ -225,7 +225,8 @@ step_dev() {
 	timeout -k 60 900 scripts/dev-check.sh
 }
 
-# The page of nstance-admin serve in Chromium. It writes the screenshots of the documentation if $screenshots names their directory.
+# The page of nstance-admin serve in Chromium. It writes the screenshots of the documentation if $screenshots names their directory, and those of
+# all views, sizes and themes if $views names theirs.
 step_web() {
 	chromium=$(command -v chromium) || {
 		echo "chromium is needed: Debian: apt-get install chromium" >&2
@@ -233,7 +234,7 @@ step_web() {
 	}
 	make -s build GO_BUILD="go build -tags grpcnotrace"
 	go test ./services/internal/admin/serve/web/browsertest -count=1 -timeout 5m -v -args -bin="$PWD/bin" -chromium="$chromium" \
-		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}"
+		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}" -views="${views:-}"
 }
 
 # The documentation as a static site in temp/site, with checked links.

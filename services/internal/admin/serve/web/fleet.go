@@ -104,7 +104,7 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 				row := groupRow{Shard: s.Shard, GroupStatus: g, Bar: groupBar(g),
 					Replacements: newStatistics(h.replacements(g.GetGroup(), now.Add(-day)))}
 				row.Spark, _ = sizeShapes(append(slices.Clone(h.sizes[g.GetGroup()]), presentSize(g, now)),
-					now.Add(-day), now)
+					now.Add(-day), now, sparkColumns)
 				row.Tone, row.Says = groupState(g)
 				v.Groups = append(v.Groups, row)
 			}
@@ -274,7 +274,7 @@ func (v *fleetView) stats(replaced statistics) []stat {
 			"server") + " on standby", toneOf(s.GetHeirId() == "", "warn"), nil})
 	}
 	stats = append(stats,
-		stat{"Alerts", fmt.Sprint(len(v.Alerts)), "active", toneOf(len(v.Alerts) > 0, "bad"), nil},
+		stat{"Alerts", fmt.Sprint(len(v.Alerts)), "active" + unseen, toneOf(len(v.Alerts) > 0, "bad"), nil},
 		stat{"Outdated", fmt.Sprint(outdated), "instances with an older configuration", "", nil})
 	return append(stats, replacementStats(replaced)...)
 }

@@ -211,11 +211,12 @@ func (h *history) replacements(group string, since time.Time) (found []*replacem
 	return found
 }
 
-// underWay returns the unfinished replacements of a group, the newest first.
+// underWay returns copies of the unfinished replacements of a group, the newest first.
 func (h *history) underWay(group string, now time.Time) (found []*replacement) {
 	for _, r := range h.running {
 		if r.Group == group && now.Sub(r.creating) < runningTime {
-			found = append(found, r)
+			unfinished := *r
+			found = append(found, &unfinished)
 		}
 	}
 	slices.SortFunc(found, func(a, b *replacement) int {

@@ -38,6 +38,9 @@ var plotPeriods = []plotPeriod{{Name: "1 h", Length: time.Hour, step: time.Minut
 // The size of a plot in the units of its picture, which the browser stretches.
 const plotWidth, plotHeight = 600.0, 100.0
 
+// plotColumns and sparkColumns are the numbers of columns in a plot of sizes, and in a small one.
+const plotColumns, sparkColumns = 150, 30
+
 // chart is a plot. A browser shows its picture, and a screen reader the table.
 type chart struct {
 	Title, Unit string
@@ -149,7 +152,7 @@ func sizeChart(samples []sample, period plotPeriod, now time.Time) chart {
 	c := chart{Title: "Size", Unit: "instances", Axis: period.axis(), Columns: []string{"Time", "Desired", "Actual",
 		"Healthy"}, Legend: []segment{{Class: "healthy", Name: "healthy"}, {Class: "actual", Name: "actual"},
 		{Class: "desired", Name: "desired"}}}
-	shapes, top := sizeShapes(samples, from, now)
+	shapes, top := sizeShapes(samples, from, now, plotColumns)
 	known := len(samples) - 1
 	var last []string
 	for at := from.Add(period.step); !at.After(now); at = at.Add(period.step) {
@@ -179,26 +182,23 @@ func position(at, from, to time.Time) float64 {
 	return plotWidth * min(1, max(0, float64(at.Sub(from))/float64(to.Sub(from))))
 }
 
-// sizeShapes draws the counts of a group's instances. top is the value at the upper edge of the picture.
-func sizeShapes(samples []sample, from, to time.Time) (shapes []shape, top uint32) {
+// sizeShapes draws the counts of a group's instances in a picture that shows so many columns. top is the value at the
+// upper edge of the picture.
+func sizeShapes(samples []sample, from, to time.Time, columns int) (shapes []shape, top uint32) {
+	samples, top = thin(samples, from, to, columns), 1
 	for _, s := range samples {
-		if top = max(top, 1); s.at.After(from) || s == samples[len(samples)-1] {
-			top = max(top, s.desired, s.actual)
-		}
+		top = max(top, s.desired, s.actual)
 	}
 	var start float64
 	path := func(count func(sample) uint32) string {
 		var b strings.Builder
-		for i, s := range samples {
-			if i+1 < len(samples) && !samples[i+1].at.After(from) {
-				continue // the period begins with the next one
-			}
-			x, y := position(s.at, from, to), plotHeight*(1-float64(count(s))/float64(top))
+		for _, s := range samples {
+			x, y := number(position(s.at, from, to)), number(plotHeight*(1-float64(count(s))/float64(top)))
 			if b.Len() == 0 {
-				start = x
-				fmt.Fprintf(&b, "M%s %s", number(x), number(y))
+				start = position(s.at, from, to)
+				fmt.Fprintf(&b, "M%s %s", x, y)
 			} else {
-				fmt.Fprintf(&b, "H%sV%s", number(x), number(y))
+				fmt.Fprintf(&b, "H%sV%s", x, y)
 			}
 		}
 		return b.String() + "H" + number(plotWidth)
@@ -209,6 +209,30 @@ func sizeShapes(samples []sample, from, to time.Time) (shapes []shape, top uint3
 		{Class: "line healthy", Path: healthy},
 		{Class: "line actual", Path: path(func(s sample) uint32 { return s.actual })},
 		{Class: "line desired", Path: path(func(s sample) uint32 { return s.desired })}}, top
+}
+
+// thin returns at most two samples for each column of a picture: one with the fewest healthy instances in the column,
+// and one with the counts at its end. The first sample may be from before the picture.
+func thin(samples []sample, from, to time.Time, columns int) (thinned []sample) {
+	width := to.Sub(from) / time.Duration(columns)
+	for i := 0; i < len(samples); {
+		column := max(0, int(samples[i].at.Sub(from)/width))
+		ends := from.Add(time.Duration(column+1) * width)
+		begins, last, low := samples[i].at, samples[i], samples[i].healthy
+		for i++; i < len(samples) && samples[i].at.Before(ends); i++ {
+			if last = samples[i]; !last.at.After(from) {
+				begins, low = last.at, last.healthy // only the last one from before the picture counts
+			}
+			low = min(low, last.healthy)
+		}
+		merged := last
+		if merged.at, merged.healthy = begins, low; low != last.healthy {
+			thinned = append(thinned, merged, last)
+		} else {
+			thinned = append(thinned, merged)
+		}
+	}
+	return thinned
 }
 
 // number formats a coordinate.

@@ -133,9 +133,20 @@ func TestSizePlot(t *testing.T) {
 	ago := func(minutes int, healthy uint32) sample {
 		return sample{now.Add(-time.Duration(minutes) * time.Minute), 4, 4, healthy}
 	}
-	shapes, top := sizeShapes([]sample{ago(300, 1), ago(90, 4), ago(30, 2), ago(0, 4)}, now.Add(-time.Hour), now)
+	shapes, top := sizeShapes([]sample{ago(300, 1), ago(90, 4), ago(30, 2), ago(0, 4)}, now.Add(-time.Hour), now,
+		plotColumns)
 	if want := "M0 0H300V50H600V0H600"; shapes[1].Path != want || top != 4 {
 		t.Errorf("%s up to %d, want %s", shapes[1].Path, top, want)
+	}
+	var week []sample
+	for i := range 7 * 24 * 60 {
+		week = append(week, ago(7*24*60-i, uint32(i%5)))
+	}
+	shapes, _ = sizeShapes(week, now.Add(-keepTime), now, plotColumns)
+	for _, s := range shapes {
+		if len(s.Path) > 8<<10 {
+			t.Errorf("a path of a week has %d bytes", len(s.Path))
+		}
 	}
 	c := sizeChart([]sample{ago(30, 2), ago(0, 4)}, plotPeriods[0], now)
 	if len(c.Rows) != 2 || c.Rows[0][3] != "2" || c.Rows[1][3] != "4" {

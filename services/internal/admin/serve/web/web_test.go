@@ -239,7 +239,8 @@ func TestRefusedConfiguration(t *testing.T) {
 	s.a.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.workers.size", Line: 14, Column: 9,
 		Message: "is negative"}}
 	text := s.text(t, "/ui/config", 200)
-	for _, want := range []string{"<code>e2</code>", "Line 14, column 9 <code>groups.workers.size</code>: is negative"} {
+	for _, want := range []string{"<code>e2</code>",
+		"Line 14, column 9 <code>groups.workers.size</code>: is negative"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %q in\n%s", want, text)
 		}
