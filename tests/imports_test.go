@@ -434,7 +434,7 @@ func cloudPlaces() []string {
 		// These folders and files list the clouds, or the kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/store/keyring/all/", "services/store/objstore/open/",
 		"services/store/secretstore/open/", "services/internal/agent/notice/clouds.go",
-		"services/cmd/nstance-server/main.go", "services/cmd/nstance-admin/main.go",
+		"services/cmd/nstance-server/", "services/cmd/nstance-admin/clouds.go",
 		// Kinds of secrets store.
 		"services/store/secretstore/aws/", "services/store/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.

@@ -2,6 +2,10 @@
 
 package main
 
-import "github.com/nstance-kit/nstance/services/internal/server/infra/aws"
+import (
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
+)
 
-func init() { clouds = append(clouds, aws.Cloud()) }
+// clouds are those that "config plan" can ask. A trial cluster on one machine needs none.
+var clouds = []infra.Cloud{aws.Cloud()}

@@ -8,13 +8,9 @@ import (
 	"syscall"
 
 	"github.com/nstance-kit/nstance/services/internal/admin"
-	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 var version = "dev" // set by the linker
-
-// clouds are those that "config plan" can ask. A trial cluster has none.
-var clouds []infra.Cloud
 
 func main() { os.Exit(run()) }
 

@@ -111,8 +111,5 @@ func self() string {
 	return path
 }
 
-// remote are the clouds that a trial cluster on one machine does not need.
-var remote []infra.Cloud
-
 // clouds returns the clouds that this server can make VMs in.
 func clouds() []infra.Cloud { return append(remote, libvirt.Cloud(), tmux.Cloud()) }

@@ -14,19 +14,9 @@ package pool
 import (
 	"context"
 	"fmt"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
@@ -93,99 +83,4 @@ func (p *pools) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachin
 	error) {
 	users, err := p.listUsers(ctx, p.Client, pool.Name)
 	return chooseUser(pool, users), err
-}
-
-// specChanged ignores updates that change only the status. A controller must not use specChanged for objects whose
-// status it writes. The controller computes each status from a cache that may be out of date. So it must run again when
-// the cache shows the new status.
-var specChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-	was, is := e.ObjectOld, e.ObjectNew
-	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||
-		!equality.Semantic.DeepEqual(was.GetLabels(), is.GetLabels()) ||
-		!equality.Semantic.DeepEqual(was.GetAnnotations(), is.GetAnnotations()) ||
-		!equality.Semantic.DeepEqual(was.GetFinalizers(), is.GetFinalizers()) ||
-		!equality.Semantic.DeepEqual(was.GetOwnerReferences(), is.GetOwnerReferences())
-}}
-
-// onlyDeletions passes deletions only.
-var onlyDeletions = predicate.Funcs{
-	CreateFunc:  func(event.CreateEvent) bool { return false },
-	UpdateFunc:  func(event.UpdateEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
-}
-
-// groupRequests returns requests for all shard groups of the managed Cluster that have the labels.
-func (p *pools) groupRequests(ctx context.Context, labels client.MatchingLabels) []reconcile.Request {
-	return p.Requests(ctx, &v1beta1.NstanceShardGroupList{}, labels,
-		client.MatchingLabels{clusterv1.ClusterNameLabel: p.ClusterName()})
-}
-
-// allGroups returns requests for all shard groups of the managed Cluster.
-func (p *pools) allGroups(ctx context.Context) []reconcile.Request { return p.groupRequests(ctx, nil) }
-
-// requestsForPool returns requests for a pool's shard groups.
-func (p *pools) requestsForPool(ctx context.Context, object client.Object) []reconcile.Request {
-	pool, ok := object.(*v1beta1.NstanceMachinePool)
-	if !ok || pool.Namespace != p.Namespace {
-		return nil
-	}
-	return p.groupRequests(ctx, client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group})
-}
-
-// conditions are the conditions that a decision sets. mergeInto adds the generation and the time to each condition.
-type conditions []metav1.Condition
-
-func (c *conditions) set(kind string, ok bool, reason, format string, args ...any) {
-	status := metav1.ConditionFalse
-	if ok {
-		status = metav1.ConditionTrue
-	}
-	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason,
-		Message: scope.ConditionMessage(fmt.Sprintf(format, args...))})
-}
-
-// mergeInto merges c into the conditions that an object has. If a condition keeps its status, it also keeps its
-// transition time.
-func (c conditions) mergeInto(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
-	out := append([]metav1.Condition(nil), have...)
-	for _, condition := range c {
-		condition.ObservedGeneration, condition.LastTransitionTime = generation,
-			metav1.NewTime(now.Truncate(time.Second))
-		meta.SetStatusCondition(&out, condition)
-	}
-	return out
-}
-
-// setPaused sets the Paused condition of the Cluster API contract.
-func (c *conditions) setPaused(paused bool) {
-	if paused {
-		c.set(v1beta1.PausedCondition, true, v1beta1.PausedReason, "the object, its pool or its Cluster is paused")
-		return
-	}
-	c.set(v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
-}
-
-// notice is a Kubernetes event to record.
-type notice struct {
-	warning      bool
-	reason, note string
-}
-
-func normalEvent(reason, format string, args ...any) notice {
-	return notice{reason: reason, note: fmt.Sprintf(format, args...)}
-}
-
-func warningEvent(reason, format string, args ...any) notice {
-	return notice{true, reason, fmt.Sprintf(format, args...)}
-}
-
-// recordEvents records events. The reason also serves as the event's action.
-func (p *pools) recordEvents(about runtime.Object, events ...notice) {
-	for _, e := range events {
-		kind := corev1.EventTypeNormal
-		if e.warning {
-			kind = corev1.EventTypeWarning
-		}
-		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", scope.EventNote(e.note))
-	}
 }

@@ -2,6 +2,10 @@
 
 package open
 
-import "github.com/nstance-kit/nstance/services/store/objstore/gcs"
+import (
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
+)
 
-func init() { clouds = append(clouds, gcs.Backend) }
+// clouds are the back ends that a trial cluster on one machine does not need.
+var clouds = []objstore.Backend{gcs.Backend}

@@ -22,9 +22,6 @@ func Backends() []objstore.Backend {
 	return slices.Concat([]objstore.Backend{s3.Backend}, clouds, []objstore.Backend{file.Backend})
 }
 
-// clouds are the back ends that a trial cluster on one machine does not need.
-var clouds []objstore.Backend
-
 // Names returns the names of all back ends.
 func Names() []string {
 	var names []string

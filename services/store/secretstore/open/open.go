@@ -17,9 +17,6 @@ func Backends() []secretstore.Backend {
 	return append([]secretstore.Backend{secretstore.ObjectStorage}, clouds...)
 }
 
-// clouds are the back ends that a trial cluster on one machine does not need.
-var clouds []secretstore.Backend
-
 // Names returns the names of all back ends.
 func Names() []string {
 	var names []string

@@ -13,9 +13,6 @@ import (
 // Clouds returns all clouds with groups of machines.
 func Clouds() []machinegroup.Cloud { return clouds }
 
-// clouds are all clouds, but none for a trial cluster on one machine.
-var clouds []machinegroup.Cloud
-
 // Names returns the names of the clouds.
 func Names() []string { return names(func(machinegroup.Cloud) bool { return true }) }
 

@@ -3,8 +3,10 @@
 package all
 
 import (
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup/aws"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup/gcp"
 )
 
-func init() { clouds = append(clouds, aws.Cloud(), gcp.Cloud()) }
+// clouds are all clouds. A trial cluster on one machine needs none.
+var clouds = []machinegroup.Cloud{aws.Cloud(), gcp.Cloud()}

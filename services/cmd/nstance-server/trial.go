@@ -1,0 +1,7 @@
+//go:build trial
+
+package main
+
+import "github.com/nstance-kit/nstance/services/internal/server/infra"
+
+var remote []infra.Cloud
