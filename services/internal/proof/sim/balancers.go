@@ -121,11 +121,14 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 		w.fail(ruleVerdict, "%s is removed for its load balancer, which called it unhealthy %d times in a row", d.ID,
 			m.verdict.rounds)
 	}
+	if t.hasFailed(key, d) {
+		return
+	}
 	running, refused := 0, 0
 	for _, m := range w.fleet.order {
 		other, v := w.bucket.byID[m.id], &m.verdict
 		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
-			t.unseen(other) {
+			t.unseen(other) || t.hasFailed(key, other) {
 			continue
 		}
 		known := v.term == t && v.wasHealthy && v.rounds > 1 && w.sched.now.Sub(v.refusedSince) > minute

@@ -11,14 +11,14 @@ import (
 // of the group. It counts only failures that the leader has known for a minute.
 func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
-	if !ok {
+	if !ok || t.hasFailed(key, d) {
 		return
 	}
 	running, fail := 0, 0
 	for _, m := range w.fleet.order {
 		other, a := w.bucket.byID[m.id], &m.agent
 		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
-			t.unseen(other) || a.notice || a.powerOff {
+			t.unseen(other) || a.notice || a.powerOff || t.hasFailed(key, other) {
 			continue
 		}
 		known := a.leader == t.leader && !a.failsSince.IsZero() && w.sched.now.Sub(a.failsSince) > minute

@@ -128,11 +128,6 @@ func (t *term) Halt(ctx context.Context, key config.GroupKey, version record.Gro
 	return t.manage(func(m *shardconfig.Manager) error { return m.Halt(ctx, key, version, reason, at) })
 }
 
-// EndHalt implements execute.Groups.
-func (t *term) EndHalt(ctx context.Context, key config.GroupKey) error {
-	return t.manage(func(m *shardconfig.Manager) error { return m.EndHalt(ctx, key) })
-}
-
 // KeepGood implements execute.Groups.
 func (t *term) KeepGood(ctx context.Context, key config.GroupKey, version record.GroupVersion,
 	images map[string]string, at time.Time) error {

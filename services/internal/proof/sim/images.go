@@ -42,8 +42,18 @@ func (t *term) noteImage() {
 
 // current reports whether an instance has the present configuration and image of its group.
 func (t *term) current(g config.Group, d *document) bool {
+	image := t.imageOf(g)
 	return d.InfraHash == g.InfraHash &&
-		(!g.Rollout.OnImageChange || t.image == "" || d.Image == "" || d.Image == t.image)
+		(!g.Rollout.OnImageChange || image == "" || d.Image == "" || d.Image == image)
+}
+
+// imageOf returns the image that new instances of a group get: the one that the leader found, or that of the good
+// configuration to which the group has returned.
+func (t *term) imageOf(g config.Group) string {
+	if g.RolledBack() {
+		return g.Good.Image
+	}
+	return t.image
 }
 
 // checkImage checks a replacement because of an outdated image: the group must have on_image_change, and this leader
@@ -56,8 +66,8 @@ func (w *World) checkImage(t *term, event shardstate.InstanceEvent) {
 		return
 	}
 	d := w.bucket.byID[event.Replaces]
-	if !g.Rollout.OnImageChange || t.image == "" || d != nil && d.Image == t.image {
+	if image := t.imageOf(g); !g.Rollout.OnImageChange || image == "" || d != nil && d.Image == image {
 		w.fail(ruleImage, "%s of %s is replaced for its image, on_image_change is %t and the leader has found %q",
-			event.Replaces, key, g.Rollout.OnImageChange, t.image)
+			event.Replaces, key, g.Rollout.OnImageChange, image)
 	}
 }

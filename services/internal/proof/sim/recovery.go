@@ -113,6 +113,9 @@ func (w *World) checkRecovers(t *term, id ident.ID, reason string, decided time.
 	case why != silence && why != unfit && why != failing, t == nil, t.server.fooled, w.recentlyFooled():
 		return
 	}
+	if d := w.bucket.byID[id]; d != nil && t.hasFailed(d.key(), d) {
+		return
+	}
 	if r := t.recovering[id]; decided.After(r.from) && decided.Before(r.until) && !t.server.pausedUntil.After(r.from) {
 		w.fail(ruleRecovery, "%s is replaced (%s) %v after a fault ended that most others shared", id, reason,
 			decided.Sub(r.from))

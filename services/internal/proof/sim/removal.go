@@ -211,10 +211,12 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 // most two fifths of the shard or three instances may be silent, whichever is more.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
-	if !ok {
+	if !ok || t.hasFailed(key, d) {
 		return
 	}
-	running, silent := w.silent(t, func(m *machine, d *document) bool { return m.key == key && !d.OnDemand })
+	running, silent := w.silent(t, func(m *machine, d *document) bool {
+		return m.key == key && !d.OnDemand && !t.hasFailed(key, d)
+	})
 	if silent > group.MaxUnhealthy.Of(running) {
 		w.fail(ruleWave, "%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running,
 			w.describe(key))

@@ -24,6 +24,9 @@ func (g *spec) drawRollout(d *dice, limited bool) {
 		g.rollout = config.Rollout{Paused: d.IntN(3) == 0, Canary: d.IntN(3),
 			BakeTime:       config.Duration(d.between(0, 12*time.Minute)),
 			HaltOnFailures: d.IntN(3), MaxUnavailable: d.IntN(3), OnImageChange: d.IntN(2) == 0}
+		if g.rollout.HaltOnFailures == 1 {
+			g.rollout.OnHalt = config.OnHaltRollback
+		}
 	}
 	if d.IntN(4) == 0 || limited {
 		g.disruption.MaxPerHour = 1 + d.IntN(8)

@@ -1,0 +1,40 @@
+package sim
+
+import (
+	"context"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+)
+
+// hasFailed reports whether an instance has a configuration from which its group has returned to its good one. The
+// unhealthy guard neither counts nor keeps such an instance (planning rule 71).
+func (t *term) hasFailed(key config.GroupKey, d *document) bool {
+	g, ok := t.groups[key]
+	return ok && g.RolledBack() && !t.current(g, d)
+}
+
+// EndHalt implements execute.Groups. A halt may end only if the group's configuration has changed, or if no instance is
+// outdated.
+func (t *term) EndHalt(ctx context.Context, key config.GroupKey) error {
+	w := t.server.world
+	if g, ok := t.groups[key]; ok && g.Halt != nil && g.Rollout.HaltOnFailures > 0 && !t.server.fooled &&
+		!w.recentlyFooled() && g.Wanted().Version(t.image).Is(g.Halt.Failed) {
+		for _, d := range w.bucket.order {
+			if d.stays() && !d.OnDemand && d.key() == key && !t.current(*g.Wanted(), d) && !t.protects(key, d) {
+				w.fail(ruleHalt, "the halt of %s ends, and %s is outdated", key, d.ID)
+			}
+		}
+	}
+	return t.manage(func(m *shardconfig.Manager) error { return m.EndHalt(ctx, key) })
+}
+
+// protects reports whether people protect an instance, so that its configuration does not matter.
+func (t *term) protects(key config.GroupKey, d *document) bool {
+	for _, id := range t.groups[key].Protected {
+		if id == d.ID {
+			return true
+		}
+	}
+	return false
+}
