@@ -516,7 +516,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 		keys.ServerReport("us-west-2a"), keys.AgentKey(make([]byte, 32)),
 		keys.Instance("us-west-2a", "default", id.Storage()),
 		keys.CertLog("us-west-2a", "default", id.Time(), id.Storage()), keys.Probe("us-west-2a", "x"),
-		keys.Journal("us-west-2a", id.Time(), 7, 1),
+		keys.Journal("us-west-2a", id.Time(), 7, 1), keys.Rollout("us-west-2a", "default", "web"),
 	}
 	for _, prefix := range []string{"", "clusters/example"} {
 		objects := bucket + "/"
@@ -532,7 +532,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 			// The Terraform provider and nstance-admin write configurations and files.
 			writes := parsed.Kind != keys.KindConfig && parsed.Kind != keys.KindFile
 			deletes := parsed.Kind == keys.KindInstance || parsed.Kind == keys.KindProbe ||
-				parsed.Kind == keys.KindJournal
+				parsed.Kind == keys.KindJournal || parsed.Kind == keys.KindRollout
 			ask(t, doc, []question{
 				{"read", "s3:GetObject", objects + path, nil, true},
 				{"write", "s3:PutObject", objects + path, nil, writes},

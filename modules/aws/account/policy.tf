@@ -50,7 +50,7 @@ locals {
       Sid      = "DeleteOwn"
       Effect   = "Allow"
       Action   = "s3:DeleteObject"
-      Resource = [for kind in ["instance", "journal", "probe"] : "${local.objects}shard/${shard}/${kind}/*"]
+      Resource = [for kind in ["instance", "journal", "probe", "rollout"] : "${local.objects}shard/${shard}/${kind}/*"]
     },
     {
       # For a missing object S3 answers 404 only to callers with ListBucket permission, and 403 to others. A request for

@@ -11,8 +11,7 @@ import (
 // RolloutSchema is the newest version of what is stored about a group's rollouts.
 const RolloutSchema = 1
 
-// Rollout is what a leader stores about the rollouts of one group, `shard/{shard}/rollout/{tenant}.{group}.json`. There
-// is no such document if both Halted and Good are nil.
+// Rollout is what a leader stores about the rollouts of one group, `shard/{shard}/rollout/{tenant}.{group}.json`.
 type Rollout struct {
 	Schema int `json:"schema"`
 	// Revision counts the writes of this document, so that no two versions have the same bytes.
@@ -98,7 +97,6 @@ func (r Rollout) Validate() error {
 	p.add("tenant", ident.ValidateTenantName(r.Tenant))
 	p.add("group", ident.ValidateName(r.Group))
 	p.trust("trust", r.Trust)
-	p.check(r.Halted != nil || r.Good != nil, "halted, good: are both missing")
 	if h := r.Halted; h != nil {
 		p.time("halted.at", h.At, true)
 		p.text("halted.reason", h.Reason, maxText, true)

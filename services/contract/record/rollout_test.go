@@ -35,7 +35,6 @@ func TestRollout(t *testing.T) {
 		t.Error(diff)
 	}
 	for name, change := range map[string]func(*record.Rollout){
-		"nothing in it":          func(r *record.Rollout) { r.Halted, r.Good = nil, nil },
 		"no revision":            func(r *record.Rollout) { r.Revision = 0 },
 		"no term":                func(r *record.Rollout) { r.Term = 0 },
 		"a foreign tenant":       func(r *record.Rollout) { r.Tenant = "Prod" },

@@ -257,6 +257,7 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 				view.Blocked, view.Backoff, w.describe(key))
 		}
 		w.checkReturned(g, size)
+		w.checkRolledBack(t, g)
 		delete(have, key)
 	}
 	for key, n := range have {

@@ -38,3 +38,19 @@ func (t *term) protects(key config.GroupKey, d *document) bool {
 	}
 	return false
 }
+
+// checkRolledBack checks that a group at rest that has returned to its good configuration has no other instances. It
+// checks nothing if the good configuration fails too, or if the group's options delay the replacement.
+func (w *World) checkRolledBack(t *term, g config.Group) {
+	if !g.RolledBack() || !g.Halt.GoodFailedAt.IsZero() || g.Rollout.Paused || g.Rollout.Canary > 0 ||
+		len(g.Windows) > 0 || g.MaxPerHour > 0 {
+		return
+	}
+	for _, d := range w.bucket.order {
+		if d.stays() && !d.OnDemand && d.key() == g.GroupKey && t.hasFailed(g.GroupKey, d) &&
+			!t.protects(g.GroupKey, d) {
+			w.fail(ruleAtRest, "%s has the configuration from which %s has returned: %s", d.ID, g.GroupKey,
+				w.describe(g.GroupKey))
+		}
+	}
+}

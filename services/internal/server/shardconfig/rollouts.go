@@ -3,7 +3,6 @@ package shardconfig
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -33,9 +32,7 @@ func (m *Manager) loadRollouts(ctx context.Context) (map[config.GroupKey]cluster
 		case stored.Term > now.term:
 			return nil, &SupersededError{stored.Term}
 		case !exists:
-			if err := state.DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
-				m.log.Warn("not deleted", "error", err)
-			}
+			m.deleteRollout(ctx, key)
 			continue
 		case stored.Trust != state.Trust():
 			stored.Term = now.term
@@ -105,6 +102,12 @@ func (m *Manager) changeRollout(ctx context.Context, key config.GroupKey,
 	change func(now inForce, g config.Group, doc *record.Rollout) (bool, error)) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
+	return m.writeRollout(ctx, key, change)
+}
+
+// writeRollout is changeRollout for a caller that holds changing.
+func (m *Manager) writeRollout(ctx context.Context, key config.GroupKey,
+	change func(now inForce, g config.Group, doc *record.Rollout) (bool, error)) error {
 	for {
 		now, state := m.view(), m.signed()
 		g, exists := now.merged[key]
@@ -116,13 +119,6 @@ func (m *Manager) changeRollout(ctx context.Context, key config.GroupKey,
 		changed, err := change(now, g, &next.Rollout)
 		if err != nil || !changed {
 			return err
-		}
-		if next.Halted == nil && next.Good == nil {
-			if err := state.DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
-				return err
-			}
-			m.takeRollout(key, clusterstate.StoredRollout{})
-			return nil
 		}
 		written, err := state.WriteRollout(ctx, next)
 		if err == nil {
@@ -153,7 +149,7 @@ func (m *Manager) takeRollout(key config.GroupKey, stored clusterstate.StoredRol
 	if rollouts == nil {
 		rollouts = map[config.GroupKey]clusterstate.StoredRollout{}
 	}
-	if rollouts[key] = stored; stored.Halted == nil && stored.Good == nil && stored.Token == "" {
+	if rollouts[key] = stored; stored.Token == "" {
 		delete(rollouts, key)
 	}
 	merged := m.merge(before.shard, before.groups, rollouts)
@@ -164,14 +160,29 @@ func (m *Manager) takeRollout(key config.GroupKey, stored clusterstate.StoredRol
 	}
 }
 
-// forgetRollout deletes what is stored about the rollouts of a group that is forgotten. The caller holds changing.
+// forgetRollout removes what is stored about the rollouts of a group that is forgotten. The caller holds changing.
 func (m *Manager) forgetRollout(ctx context.Context, key config.GroupKey) error {
 	if _, ok := m.view().rollouts[key]; !ok {
 		return nil
 	}
-	if err := m.signed().DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
-		return fmt.Errorf("forget %s: %w", key, err)
+	err := m.writeRollout(ctx, key, func(_ inForce, _ config.Group, doc *record.Rollout) (bool, error) {
+		changed := doc.Halted != nil || doc.Good != nil
+		doc.Halted, doc.Good = nil, nil
+		return changed, nil
+	})
+	if err != nil {
+		return err
 	}
+	m.deleteRollout(ctx, key)
 	m.takeRollout(key, clusterstate.StoredRollout{})
 	return nil
+}
+
+// deleteRollout deletes the document about the rollouts of a group that does not exist. Nothing depends on it, so an
+// error is only logged: servers that were set up by an earlier version of Nstance may not delete such documents.
+func (m *Manager) deleteRollout(ctx context.Context, key config.GroupKey) {
+	if err := m.signed().DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
+		m.log.Info("what is stored about the rollouts of a former group stays", "tenant", key.Tenant, "group", key.Group,
+			"error", err)
+	}
 }

@@ -331,6 +331,36 @@ func TestForgetGroup(t *testing.T) {
 	})
 }
 
+// TestStoreRollout checks that the executor stores what the planner asks for, and raises an alert if that fails.
+func TestStoreRollout(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		version := record.GroupVersion{InfraHash: "v2"}
+		b.forgetting = errTest
+		for _, c := range []struct {
+			action plan.Action
+			want   string
+		}{
+			{plan.Action{Kind: plan.Halt, Version: version, Reason: "it failed"}, "halt v2: it failed"},
+			{plan.Action{Kind: plan.KeepGood, Version: version}, "keep v2 with image"},
+			{plan.Action{Kind: plan.EndHalt}, "end"},
+		} {
+			if !b.State.StoreRollout(workers) || b.State.StoreRollout(workers) {
+				t.Fatal("one action at a time may store something")
+			}
+			b.StoreRollout(t.Context(), workers, c.action)
+			if got := b.rollouts[len(b.rollouts)-1]; got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			failed := b.forgetting != nil
+			s, _ := b.State.Snapshot(workers, nil)
+			if s.StoringRollout || (s.StoreFailed.Count > 0) != failed || (b.standing() != nil) != failed {
+				t.Errorf("%s: %+v, standing %v", c.want, s.StoreFailed, b.standing())
+			}
+			b.forgetting = nil
+		}
+	})
+}
+
 // TestUpdate checks that a change is applied to the newest version of the record.
 func TestUpdate(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
