@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
@@ -40,7 +41,7 @@ func (c *checker) groups() {
 				for _, s := range spec.Schedules {
 					largest = max(largest, s.Size)
 				}
-				total.Instances += largest
+				total.Instances += largest + deref(cmp.Or(spec.Preserve, t.Preserve)).Max
 			}
 		}
 		c.quota(tenant, ChildPath("tenants", tenant), Usage{}, total)
@@ -75,6 +76,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	c.instanceTypes(spec.InstanceTypes, path)
 	c.size(spec.Size, ChildPath(path, "size"))
 	c.size(spec.MaxSurge, ChildPath(path, "max_surge"))
+	c.preserve(spec.Preserve, ChildPath(path, "preserve"))
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
@@ -96,6 +98,25 @@ func (c *checker) group(spec GroupSpec, path string) {
 			_, err := s.Parse()
 			c.err(element(ChildPath(path, "schedules"), i), err)
 		}
+	}
+}
+
+const (
+	// maxPreserved is the largest number of failed instances that a group keeps, and longestPreserved the longest time.
+	maxPreserved     = 100
+	longestPreserved = Duration(30 * 24 * time.Hour)
+)
+
+// preserve checks how many failed instances a group keeps, and for how long.
+func (c *checker) preserve(p *Preserve, path string) {
+	switch {
+	case p == nil:
+	case p.Max > maxPreserved:
+		c.add(path+".max", "%d is more than %d, the most instances that are kept", p.Max, maxPreserved)
+	case p.Max > 0 && p.For == 0:
+		c.add(path+".for", "is required: how long failed instances are kept").hint = "set it to \"24h\", for example"
+	case p.For > longestPreserved:
+		c.add(path+".for", "%s is more than %s, the longest time that instances are kept", p.For, longestPreserved)
 	}
 }
 

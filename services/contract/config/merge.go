@@ -58,6 +58,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		DrainTimeout:  deref(full.DrainTimeout),
 		MaxSurge:      deref(full.MaxSurge),
 		Rollout:       deref(full.Rollout),
+		Preserve:      deref(full.Preserve),
 		Purchase:      deref(full.Purchase),
 
 		LoadBalancerHealth: t.LoadBalancerHealth,

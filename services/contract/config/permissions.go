@@ -14,13 +14,13 @@ import (
 type Usage struct {
 	// Groups counts dynamic groups, including those that are being deleted.
 	Groups int
-	// Instances is the sum of the sizes of all groups, plus the number of on-demand instances.
+	// Instances is the sum of the sizes and of preserve.max of all groups, plus the number of on-demand instances.
 	Instances int
 }
 
 // Add returns the usage with one more group.
 func (u Usage) Add(g Group) Usage {
-	u.Instances += g.LargestSize()
+	u.Instances += g.MostInstances()
 	if !g.Static {
 		u.Groups++
 	}
@@ -40,18 +40,19 @@ func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	return c.problems()
 }
 
-// GroupSize returns the largest size that a group can have with the given entry in groups/, including the sizes of its
-// schedules. The entry may be the override of a static group.
-func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
+// MostInstances returns what [Group.MostInstances] returns for a group with the given entry in groups/. The entry may
+// be the override of a static group.
+func MostInstances(s *Shard, key GroupKey, spec GroupSpec) int {
 	static := s.Groups[key.Tenant][key.Group]
+	t := s.Templates[firstOf(static.Template, spec.Template)]
 	largest := 0
-	if size := cmp.Or(spec.Size, static.Size, s.Templates[firstOf(static.Template, spec.Template)].Size); size != nil {
+	if size := cmp.Or(spec.Size, static.Size, t.Size); size != nil {
 		largest = *size
 	}
 	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {
 		largest = max(largest, schedule.Size)
 	}
-	return largest
+	return largest + deref(cmp.Or(spec.Preserve, static.Preserve, t.Preserve)).Max
 }
 
 // permissions reports the values of a group that operators of its tenant may not choose. spec is the complete entry in

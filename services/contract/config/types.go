@@ -249,8 +249,8 @@ type ErrorExitJitter struct {
 
 // Tenant is an owner of groups. Its quotas bound what its operators can ask for.
 type Tenant struct {
-	// Limit of the instances that the tenant's operators can request: the sum of the sizes of all groups of the tenant
-	// and the number of its on-demand instances. Default: no limit.
+	// Limit of the instances that the tenant's operators can request: for all groups of the tenant, the sum of the sizes
+	// and of preserve.max, and the number of on-demand instances. Default: no limit.
 	MaxInstances *int `json:"max_instances,omitempty" rule:"nonnegative"`
 	// Limit of the groups that the tenant's operators can create. Default: no limit.
 	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`
@@ -360,6 +360,8 @@ type Template struct {
 	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`
 	// Boot script. Default: defaults.userdata.
 	Userdata *Userdata `json:"userdata,omitempty"`
+	// Failed instances that are kept for a person to look at, for groups without preserve.
+	Preserve *Preserve `json:"preserve,omitempty"`
 	// Number of instances, for groups without size.
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
 	// Type of the VMs, for groups without instance_type.

@@ -38,6 +38,9 @@ type GroupSpec struct {
 	// When, and how often, the leader may replace healthy instances that are outdated or old. Lost and unhealthy
 	// instances are always replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
+	// How many failed instances are kept, with their VMs, so that a person can find out why they failed. Default: that
+	// of the template.
+	Preserve *Preserve `json:"preserve,omitempty"`
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
@@ -102,6 +105,18 @@ const (
 	OnNoticeReplace = "replace"
 	OnNoticeIgnore  = "ignore"
 )
+
+// Preserve says how many instances that failed are kept instead of terminated. An instance has failed if its agent did
+// not register in time, or if it is replaced because it is silent or unhealthy. Its VM keeps running, but the instance
+// leaves its load balancers, does not count towards the size, and is replaced. A change of these fields replaces no
+// instance.
+type Preserve struct {
+	// How many failed instances are kept at a time, at most 100. While so many are kept, further ones are terminated.
+	// With a lower number, those that were kept first are terminated. 0: none.
+	Max int `json:"max,omitempty" rule:"nonnegative"`
+	// How long each of them is kept, at most 30d. It is then drained and terminated. Required with max.
+	For Duration `json:"for,omitempty"`
+}
 
 // Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
 // these fields does not replace instances. Later, instances are replaced only because of return_to_spot.
@@ -226,6 +241,8 @@ type Group struct {
 	MaxPerHour int `json:",omitempty"`
 	// IgnoreMaintenance means that on_maintenance of [Disruption] is "ignore".
 	IgnoreMaintenance bool `json:",omitempty"`
+	// Preserve says which failed instances are kept. The zero value means none.
+	Preserve Preserve `json:",omitzero"`
 	// Purchase is how the VMs are bought. The zero value means on demand.
 	Purchase Purchase `json:",omitzero"`
 	// Schedules change the size; see [Group.SizeAt].

@@ -48,6 +48,7 @@ func (c *checker) templates() {
 		c.instanceTypes(t.InstanceTypes, path)
 		c.typesOfCloud(t.InstanceType, t.InstanceTypes, path)
 		c.size(t.Size, path+".size")
+		c.preserve(t.Preserve, path+".preserve")
 		c.pool(path+".subnet_pool", t.SubnetPool)
 		c.distinct(t.Tenants, path+".tenants")
 		for i, tenant := range t.Tenants {

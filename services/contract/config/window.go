@@ -210,11 +210,12 @@ func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 	return size, until
 }
 
-// LargestSize returns the largest number of instances that a group wants at any time.
-func (g *Group) LargestSize() int {
+// MostInstances returns how many instances of a group count towards the quota of its tenant: its largest size at any
+// time, and the failed instances that it keeps.
+func (g *Group) MostInstances() int {
 	size := g.Size
 	for _, s := range g.Schedules {
 		size = max(size, s.Size)
 	}
-	return size
+	return size + g.Preserve.Max
 }

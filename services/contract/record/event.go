@@ -25,6 +25,8 @@ const (
 	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
 	EventInstanceFlaps           EventKind = "instance_flaps"      // it fails and recovers again and again
 	EventInstanceDrainHook       EventKind = "instance_drain_hook" // its drain hook has ended
+	// It failed, and is kept.
+	EventInstancePreserved EventKind = "instance_preserved"
 	// The cloud recommends replacing its VM, or no longer does.
 	EventInstanceRecommendation EventKind = "instance_recommendation"
 	// The cloud has announced, changed or withdrawn maintenance of its VM.
@@ -55,7 +57,7 @@ func EventKinds() []EventKind {
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
 		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize,
-		EventInstanceRecommendation, EventInstanceMaintenance}
+		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

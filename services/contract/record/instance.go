@@ -70,13 +70,22 @@ type Instance struct {
 	PublicKey    []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
 	// PreviousKey is the key that PublicKey replaced at the last renewal. It is kept until the agent has used
 	// PublicKey. An agent that presents PreviousKey can only repeat the last renewal.
-	PreviousKey    []byte          `json:"previous_key,omitempty"`
-	Certificate    *CertificateRef `json:"certificate,omitempty"`
-	NonceID        string          `json:"nonce_id,omitempty"` // jti of the consumed nonce
-	DeleteReason   string          `json:"delete_reason,omitempty"`
-	DeleteDeadline time.Time       `json:"delete_deadline,omitzero"` // drain ends then at the latest
-	DeletingAt     time.Time       `json:"deleting_at,omitzero"`
-	DeletedAt      time.Time       `json:"deleted_at,omitzero"`
+	PreviousKey []byte          `json:"previous_key,omitempty"`
+	Certificate *CertificateRef `json:"certificate,omitempty"`
+	NonceID     string          `json:"nonce_id,omitempty"` // jti of the consumed nonce
+	// Preserved is set if the instance failed and is kept for a person to look at. It stays set until the record is
+	// removed.
+	Preserved      *Preserved `json:"preserved,omitempty"`
+	DeleteReason   string     `json:"delete_reason,omitempty"`
+	DeleteDeadline time.Time  `json:"delete_deadline,omitzero"` // drain ends then at the latest
+	DeletingAt     time.Time  `json:"deleting_at,omitzero"`
+	DeletedAt      time.Time  `json:"deleted_at,omitzero"`
+}
+
+// Preserved says since when a failed instance is kept, and how it failed.
+type Preserved struct {
+	At     time.Time `json:"at"`
+	Reason string    `json:"reason"`
 }
 
 // CertificateRef identifies an issued certificate. It does not contain the certificate.

@@ -57,6 +57,10 @@ func (i Instance) Clone() Instance {
 		ref := *i.Certificate
 		i.Certificate = &ref
 	}
+	if i.Preserved != nil {
+		preserved := *i.Preserved
+		i.Preserved = &preserved
+	}
 	return i
 }
 
@@ -66,6 +70,9 @@ func (i Instance) Encode() ([]byte, error) {
 	utc(&i.CreatedAt, &i.LaunchedAt, &i.RegisteredAt, &i.DeletingAt, &i.DeleteDeadline, &i.DeletedAt)
 	if i.Certificate != nil {
 		utc(&i.Certificate.NotAfter)
+	}
+	if i.Preserved != nil {
+		utc(&i.Preserved.At)
 	}
 	return encode("instance record", i)
 }
@@ -116,6 +123,11 @@ func (i Instance) Validate() error {
 	p.time("delete_deadline", i.DeleteDeadline, false)
 	p.time("deleted_at", i.DeletedAt, false)
 	p.certificate(i.Certificate)
+	if i.Preserved != nil {
+		p.time("preserved.at", i.Preserved.At, true)
+		p.text("preserved.reason", i.Preserved.Reason, maxText, true)
+		p.check(i.State != Reserved && !i.OnDemand, "preserved: is there although reserved or on demand")
+	}
 	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d",
 		len(i.PublicKey), ed25519.PublicKeySize)
 	p.previousKey(i.PublicKey, i.PreviousKey)

@@ -298,7 +298,17 @@ func TestTranscripts(t *testing.T) {
 		"instance-protect": {args: "instance protect " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = nil
 		}},
-		"instance-protect-off": {args: "instance protect " + firstID + " --shard us-a --off"},
+		"instance-list-preserved": {args: "instance list --shard us-b --preserved", b: preservedInstance},
+		"instance-describe-preserved": {args: "instance describe " + firstID + " --shard us-b",
+			b: preservedInstance},
+		"group-describe-preserved": {args: "group describe workers --shard us-b", b: func(s *fleettest.Shard) {
+			s.Groups[0].Preserved = 1
+		}},
+		"instance-release":         {args: "instance release " + firstID + " --shard us-b --yes", b: preservedInstance},
+		"instance-release-healthy": {args: "instance release " + firstID + " --shard us-a --yes"},
+		"instance-release-ask":     {args: "instance release " + firstID + " --shard us-a --dry-run"},
+		"instance-release-bad":     {args: "instance release i-1 --shard us-a --yes"},
+		"instance-protect-off":     {args: "instance protect " + firstID + " --shard us-a --off"},
 		"instance-drain": {args: "instance drain " + firstID + " --shard us-b --yes", b: func(s *fleettest.Shard) {
 			s.Drained = true
 		}},
@@ -461,6 +471,14 @@ func elsewhere(s *fleettest.Shard) {
 }
 
 // orphaned gives a shard three orphans.
+// preservedInstance makes the first instance fail its health check and be preserved.
+func preservedInstance(s *fleettest.Shard) {
+	i := s.Instances[1]
+	i.Health, i.HealthMessage, i.RuntimeDrift = "unhealthy", "health check web: status 503, want 200", true
+	i.PreservedAt, i.PreservedUntil = ago(time.Hour), timestamppb.New(fleettest.Now.Add(23*time.Hour))
+	i.PreserveReason = "its health check fails: web: status 503, want 200 (rule 52)"
+}
+
 func orphaned(s *fleettest.Shard) {
 	for _, id := range []string{"vm-1", "vm-2", "vm-3"} {
 		s.Orphans = append(s.Orphans, &nstancev1.Orphan{ProviderId: id, InstanceId: firstID, Tenant: "default",

@@ -154,9 +154,12 @@ func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsR
 }
 
 func groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
+	size := fmt.Sprintf("%d desired, %d actual, %d healthy", g.GetSize(), g.GetActualSize(), g.GetHealthy())
+	if n := g.GetPreserved(); n > 0 {
+		size += fmt.Sprintf(", and %d preserved", n)
+	}
 	return []fact{
-		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
-			fmt.Sprintf("%d desired, %d actual, %d healthy", g.GetSize(), g.GetActualSize(), g.GetHealthy())},
+		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
 		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
 		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
 		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},

@@ -15,12 +15,12 @@ import (
 )
 
 func (a *app) instanceCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "instance", Short: "List, describe, protect, create and delete instances",
+	cmd := &cobra.Command{Use: "instance", Short: "List, describe, protect, release, create and delete instances",
 		Long: `Instances are VMs. The leader creates and replaces the instances of a group. "instance
 create" makes an additional, on-demand instance, which does not count towards the group's
 size and stays until it is deleted.`}
 	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceCreateCommand(),
-		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceDeleteCommand())
+		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceReleaseCommand(), a.instanceDeleteCommand())
 	return cmd
 }
 
@@ -28,10 +28,12 @@ func (a *app) instanceListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the instances", Args: cobra.NoArgs,
 		Example: `  nstance-admin instance list --all-shards
+  nstance-admin instance list --all-shards --preserved
   nstance-admin instance list --group workers --output json | jq -r '.shards[].instances[].instance_id'`,
 	}
 	request := new(nstancev1.ListInstancesRequest)
 	cmd.Flags().StringVar(&request.Group, "group", "", "only instances of this group")
+	cmd.Flags().BoolVar(&request.Preserved, "preserved", false, "only instances that failed and are preserved")
 	return asks(a, cmd, fleet.Client.ListInstances, request, a.writeInstances)
 }
 
@@ -71,7 +73,8 @@ func instanceNote(i *nstancev1.InstanceStatus) string {
 		text  string
 	}{
 		{i.GetOnDemand(), "on demand"}, {i.GetProtected(), "protected"}, {i.GetInfraDrift(), outdatedNote(i)},
-		{i.GetRuntimeDrift(), "files to be pushed"},
+		{i.GetRuntimeDrift() && i.GetPreservedAt() == nil, "files to be pushed"},
+		{i.GetPreservedAt() != nil, preservedNote(i)},
 		{i.GetDeleteReason() != "", i.GetDeleteReason()}, {i.GetHealthMessage() != "", i.GetHealthMessage()},
 	} {
 		if note.holds {
@@ -81,9 +84,17 @@ func instanceNote(i *nstancev1.InstanceStatus) string {
 	return list(notes)
 }
 
+// preservedNote says why a failed instance is preserved, and until when.
+func preservedNote(i *nstancev1.InstanceStatus) string {
+	if i.GetPreservedUntil() == nil {
+		return "was preserved: " + i.GetPreserveReason()
+	}
+	return "preserved until " + stamp(i.GetPreservedUntil().AsTime()) + ": " + i.GetPreserveReason()
+}
+
 // outdatedNote says what will happen to an instance with an outdated configuration.
 func outdatedNote(i *nstancev1.InstanceStatus) string {
-	if i.GetProtected() {
+	if i.GetProtected() || i.GetPreservedAt() != nil {
 		return "outdated"
 	}
 	return "to be replaced"
@@ -129,6 +140,8 @@ func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 		{"Zone", i.GetZone()}, {"Subnet", i.GetSubnetId()}, {"IPv4", i.GetIpv4()}, {"IPv6", i.GetIpv6()},
 		{"Host name", i.GetHostname()}, {"Created", since(i.GetCreatedAt())}, {"Launched", since(i.GetLaunchedAt())},
 		{"Registered", since(i.GetRegisteredAt())}, {"Last report", since(i.GetLastReportAt())},
+		{"Preserved", since(i.GetPreservedAt())}, {"Preserved until", stamp(fleet.Time(i.GetPreservedUntil()))},
+		{"Failed because", i.GetPreserveReason()},
 		{"Delete reason", i.GetDeleteReason()}, {"Delete by", stamp(fleet.Time(i.GetDeleteDeadline()))},
 		{"Deleted", since(i.GetDeletedAt())}, {"Certificate ends", stamp(fleet.Time(i.GetCertificateNotAfter()))},
 		{"Agent", i.GetAgentVersion()}, {"Note", drift(i)},

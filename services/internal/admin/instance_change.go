@@ -103,6 +103,35 @@ leader, until "instance protect --off" ends it.`,
 	return asks(a, cmd, fleet.Client.ProtectInstance, request, lines(line), &request.InstanceId)
 }
 
+func (a *app) instanceReleaseCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "release INSTANCE", Short: "Terminate an instance that failed and is preserved",
+		Args: cobra.ExactArgs(1),
+		Long: `Ends the preservation of an instance that failed (preserve in the group's configuration):
+the leader drains and terminates it now, not only when preserve.for is over. An instance
+that is not preserved is refused: "instance delete" deletes it.
+
+"instance release" returns when the order to delete is stored. With --wait, it returns
+when the VM is gone.`,
+		Example: `  nstance-admin instance release wrk06bgm7733st2576nx5jht4ecjw --yes`,
+	}
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		done, err := a.confirm(cmd, confirm, "the preserved instance "+args[0]+" is drained and terminated")
+		if done || err != nil {
+			return err
+		}
+		err = ask(cmd.Context(), a, s, *f, "releasing in", fleet.Client.ReleaseInstance,
+			&nstancev1.ReleaseInstanceRequest{InstanceId: args[0]},
+			lines(stateLine[*nstancev1.ReleaseInstanceResponse]))
+		if err != nil || !patient.wait {
+			return err
+		}
+		return a.waitUntilGone(cmd.Context(), s, patient, args[0])
+	}
+	return cmd
+}
+
 // stateLine describes the state of an instance after a change.
 func stateLine[M interface {
 	proto.Message

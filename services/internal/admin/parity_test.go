@@ -54,6 +54,7 @@ var parity = map[string]struct{ args, request, body string }{
 	"group set": {"workers --set vars.a=b --yes", "POST /group?group=workers&must_exist=true",
 		`{"vars": {"a": "b"}}`},
 	"group delete":      {"batch --yes", "POST /group/delete", `{"group": "batch"}`},
+	"instance release":  {firstID + " --yes", "POST /instance/release", `{"instance_id": "` + firstID + `"}`},
 	"instance list":     {"", "GET /instances", ""},
 	"instance describe": {firstID, "GET /instance?instance_id=" + firstID, ""},
 	"instance create":   {"workers", "POST /instance/create", `{"group": "workers"}`},
@@ -145,6 +146,7 @@ func parityShard(t *testing.T) (context.Context, *fleettest.Shard) {
 	t.Cleanup(cancel)
 	shard := fixture("us-a")
 	shard.Drained = true
+	shard.Instances[1].PreservedAt = ago(time.Hour)
 	shard.Groups[0].ActualSize, shard.Groups[0].Healthy = 3, 3
 	shard.Orphans = []*nstancev1.Orphan{{ProviderId: "vm-1", InstanceId: firstID}}
 	streams := map[string]bool{}

@@ -106,7 +106,7 @@ var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventCreating: "leader", shardstate.EventCreated: "provider", shardstate.EventRegistered: "agent",
 	shardstate.EventHealthy: "agent", shardstate.EventUnhealthy: "agent", shardstate.EventNotice: "agent",
 	shardstate.EventPendingDeletion: "leader", shardstate.EventDeleted: "leader", shardstate.EventFilesPushed: "leader",
-	shardstate.EventFlaps: "leader", shardstate.EventDrainHook: "agent",
+	shardstate.EventFlaps: "leader", shardstate.EventDrainHook: "agent", shardstate.EventPreserved: "leader",
 	shardstate.EventRecommendation: "agent", shardstate.EventMaintenance: "agent",
 }
 

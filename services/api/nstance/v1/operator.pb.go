@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51, 0}
 }
 
 type InstanceEvent_Type int32
@@ -151,6 +151,9 @@ const (
 	InstanceEvent_TYPE_RECOMMENDATION InstanceEvent_Type = 14
 	// The cloud has announced, changed or withdrawn maintenance of the VM. The reason says which.
 	InstanceEvent_TYPE_MAINTENANCE InstanceEvent_Type = 15
+	// The instance failed. It is preserved with its VM, and no longer counts towards the size. The reason says how it
+	// failed.
+	InstanceEvent_TYPE_PRESERVED InstanceEvent_Type = 16
 )
 
 // Enum value maps for InstanceEvent_Type.
@@ -172,6 +175,7 @@ var (
 		13: "TYPE_DRAIN_HOOK",
 		14: "TYPE_RECOMMENDATION",
 		15: "TYPE_MAINTENANCE",
+		16: "TYPE_PRESERVED",
 	}
 	InstanceEvent_Type_value = map[string]int32{
 		"TYPE_UNSPECIFIED":      0,
@@ -190,6 +194,7 @@ var (
 		"TYPE_DRAIN_HOOK":       13,
 		"TYPE_RECOMMENDATION":   14,
 		"TYPE_MAINTENANCE":      15,
+		"TYPE_PRESERVED":        16,
 	}
 )
 
@@ -217,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1273,6 +1278,8 @@ type GroupStatus struct {
 	// All settings in force (JSON), in the form of a group in the shard's configuration: those of the group itself, and
 	// those that it inherits. No field is missing.
 	MergedJson string `protobuf:"bytes,32,opt,name=merged_json,json=mergedJson,proto3" json:"merged_json,omitempty"`
+	// Failed instances that are preserved. They are not in actual_size.
+	Preserved uint32 `protobuf:"varint,41,opt,name=preserved,proto3" json:"preserved,omitempty"`
 	// Paths of the settings in merged_json that nobody has set, so that they have their default.
 	Defaults []string `protobuf:"bytes,33,rep,name=defaults,proto3" json:"defaults,omitempty"`
 	// Set while the group's rollout is halted, or the group runs its last good configuration instead of its present one.
@@ -1463,6 +1470,13 @@ func (x *GroupStatus) GetMergedJson() string {
 		return x.MergedJson
 	}
 	return ""
+}
+
+func (x *GroupStatus) GetPreserved() uint32 {
+	if x != nil {
+		return x.Preserved
+	}
+	return 0
 }
 
 func (x *GroupStatus) GetDefaults() []string {
@@ -2792,6 +2806,94 @@ func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
 	return nil
 }
 
+type ReleaseInstanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseInstanceRequest) Reset() {
+	*x = ReleaseInstanceRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseInstanceRequest) ProtoMessage() {}
+
+func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ReleaseInstanceRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+type ReleaseInstanceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Instance      *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseInstanceResponse) Reset() {
+	*x = ReleaseInstanceResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseInstanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseInstanceResponse) ProtoMessage() {}
+
+func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
 type GetInstanceTypeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceType  string                 `protobuf:"bytes,1,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
@@ -2801,7 +2903,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +2915,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +2928,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -2847,7 +2949,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2961,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2974,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -2898,7 +3000,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3012,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3025,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -2942,7 +3044,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3056,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3069,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -2984,14 +3086,16 @@ type ListInstancesRequest struct {
 	// Most instances in the answer. 0: all instances.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only instances that failed and are preserved.
+	Preserved     bool `protobuf:"varint,4,opt,name=preserved,proto3" json:"preserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3107,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3120,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -3040,6 +3144,13 @@ func (x *ListInstancesRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListInstancesRequest) GetPreserved() bool {
+	if x != nil {
+		return x.Preserved
+	}
+	return false
+}
+
 type ListInstancesResponse struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Instances []*InstanceStatus      `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
@@ -3051,7 +3162,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3174,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3187,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -3134,14 +3245,21 @@ type InstanceStatus struct {
 	// Health checks as the agent last reported them, sorted by name.
 	HealthChecks []*HealthCheckState `protobuf:"bytes,32,rep,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
 	// True if a person protects the instance from rollouts, eligible_age and scale-downs.
-	Protected     bool `protobuf:"varint,33,opt,name=protected,proto3" json:"protected,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Protected bool `protobuf:"varint,33,opt,name=protected,proto3" json:"protected,omitempty"`
+	// When the instance failed and was preserved. Such an instance does not count towards the size. The field stays set
+	// while it is deleted.
+	PreservedAt *timestamppb.Timestamp `protobuf:"bytes,36,opt,name=preserved_at,json=preservedAt,proto3" json:"preserved_at,omitempty"`
+	// When the preserved instance is deleted. Unset if it is being deleted already.
+	PreservedUntil *timestamppb.Timestamp `protobuf:"bytes,37,opt,name=preserved_until,json=preservedUntil,proto3" json:"preserved_until,omitempty"`
+	// How the preserved instance failed.
+	PreserveReason string `protobuf:"bytes,38,opt,name=preserve_reason,json=preserveReason,proto3" json:"preserve_reason,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3271,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3284,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -3400,6 +3518,27 @@ func (x *InstanceStatus) GetProtected() bool {
 	return false
 }
 
+func (x *InstanceStatus) GetPreservedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PreservedAt
+	}
+	return nil
+}
+
+func (x *InstanceStatus) GetPreservedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PreservedUntil
+	}
+	return nil
+}
+
+func (x *InstanceStatus) GetPreserveReason() string {
+	if x != nil {
+		return x.PreserveReason
+	}
+	return ""
+}
+
 type AcknowledgeDrainedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -3409,7 +3548,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3560,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3573,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -3452,7 +3591,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3603,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3616,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 type WatchGroupsRequest struct {
@@ -3488,7 +3627,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3639,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3652,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 type WatchGroupsResponse struct {
@@ -3525,7 +3664,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3676,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3689,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -3573,7 +3712,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3724,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3737,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -3633,7 +3772,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3784,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3797,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -3677,7 +3816,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3828,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +3841,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -3717,14 +3856,15 @@ type InstanceEvent struct {
 	Type     InstanceEvent_Type     `protobuf:"varint,1,opt,name=type,proto3,enum=nstance.v1.InstanceEvent_Type" json:"type,omitempty"`
 	Instance *InstanceStatus        `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
 	Reason   string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// With TYPE_PENDING_DELETION: when the drain ends at the latest.
+	// With TYPE_PENDING_DELETION and TYPE_PRESERVED: when the drain ends at the latest.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	At       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
 	// With TYPE_CREATING: the instance that this one replaces, if any.
 	Replaces string `protobuf:"bytes,6,opt,name=replaces,proto3" json:"replaces,omitempty"`
-	// With TYPE_PENDING_DELETION: true if the leader waits for a drain and a call of AcknowledgeDrained.
+	// With TYPE_PENDING_DELETION: true if the leader waits for a drain and a call of AcknowledgeDrained. With
+	// TYPE_PRESERVED: true if the instance's node must be drained.
 	Drain bool `protobuf:"varint,7,opt,name=drain,proto3" json:"drain,omitempty"`
-	// With TYPE_PENDING_DELETION: the time from the sending of this event to the deadline. The receiver counts it on its
+	// With TYPE_PENDING_DELETION and TYPE_PRESERVED: the time from the sending of this event to the deadline. The receiver counts it on its
 	// own clock, which may differ from the leader's.
 	Remaining     *durationpb.Duration `protobuf:"bytes,8,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3733,7 +3873,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3885,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3898,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -3825,7 +3965,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +3977,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +3990,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 type WatchErrorsResponse struct {
@@ -3862,7 +4002,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +4014,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +4027,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -3913,7 +4053,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4065,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4078,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -3998,7 +4138,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4150,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4163,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -4075,7 +4215,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4227,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4240,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -4142,7 +4282,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4154,7 +4294,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4167,7 +4307,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -4195,7 +4335,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4207,7 +4347,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4220,7 +4360,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -4246,7 +4386,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4258,7 +4398,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4271,7 +4411,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -4307,7 +4447,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4319,7 +4459,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4332,7 +4472,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -4431,7 +4571,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4443,7 +4583,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4456,7 +4596,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -4492,7 +4632,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4644,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4657,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -4538,7 +4678,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4690,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4703,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -4675,7 +4815,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9f\a\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xbd\a\n" +
 	"\vGroupStatus\x12\x1f\n" +
 	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4703,7 +4843,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x12?\n" +
 	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12-\n" +
 	"\vmerged_json\x18  \x01(\tB\f\x82\xb5\x18\bsettingsR\n" +
-	"mergedJson\x12%\n" +
+	"mergedJson\x12\x1c\n" +
+	"\tpreserved\x18) \x01(\rR\tpreserved\x12%\n" +
 	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaults\x12-\n" +
 	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06haltedJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xc1\x01\n" +
 	"\tGroupHalt\x12*\n" +
@@ -4807,6 +4948,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"instanceId\x12\x10\n" +
 	"\x03off\x18\x03 \x01(\bR\x03offJ\x04\b\x02\x10\x03\"Q\n" +
 	"\x17ProtectInstanceResponse\x126\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"9\n" +
+	"\x16ReleaseInstanceRequest\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\"Q\n" +
+	"\x17ReleaseInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"=\n" +
 	"\x16GetInstanceTypeRequest\x12#\n" +
 	"\rinstance_type\x18\x01 \x01(\tR\finstanceType\"L\n" +
@@ -4818,15 +4964,16 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"S\n" +
 	"\x19GetInstanceStatusResponse\x126\n" +
-	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"h\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"\x86\x01\n" +
 	"\x14ListInstancesRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"y\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x1c\n" +
+	"\tpreserved\x18\x04 \x01(\bR\tpreserved\"y\n" +
 	"\x15ListInstancesResponse\x128\n" +
 	"\tinstances\x18\x01 \x03(\v2\x1a.nstance.v1.InstanceStatusR\tinstances\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf8\t\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa5\v\n" +
 	"\x0eInstanceStatus\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x14\n" +
@@ -4867,7 +5014,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"deleted_at\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\x12A\n" +
 	"\rhealth_checks\x18  \x03(\v2\x1c.nstance.v1.HealthCheckStateR\fhealthChecks\x12\x1c\n" +
-	"\tprotected\x18! \x01(\bR\tprotected\"<\n" +
+	"\tprotected\x18! \x01(\bR\tprotected\x12=\n" +
+	"\fpreserved_at\x18$ \x01(\v2\x1a.google.protobuf.TimestampR\vpreservedAt\x12C\n" +
+	"\x0fpreserved_until\x18% \x01(\v2\x1a.google.protobuf.TimestampR\x0epreservedUntil\x12'\n" +
+	"\x0fpreserve_reason\x18& \x01(\tR\x0epreserveReason\"<\n" +
 	"\x19AcknowledgeDrainedRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"\x1c\n" +
@@ -4888,7 +5038,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15WatchInstancesRequest\x12\x18\n" +
 	"\aobserve\x18\x01 \x01(\bR\aobserve\"I\n" +
 	"\x16WatchInstancesResponse\x12/\n" +
-	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xb0\x05\n" +
+	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xc4\x05\n" +
 	"\rInstanceEvent\x122\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1e.nstance.v1.InstanceEvent.TypeR\x04type\x126\n" +
 	"\binstance\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12\x16\n" +
@@ -4897,7 +5047,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\breplaces\x18\x06 \x01(\tR\breplaces\x12\x14\n" +
 	"\x05drain\x18\a \x01(\bR\x05drain\x127\n" +
-	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xcb\x02\n" +
+	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xdf\x02\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTYPE_CREATING\x10\x01\x12\x10\n" +
@@ -4916,7 +5066,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"TYPE_FLAPS\x10\f\x12\x13\n" +
 	"\x0fTYPE_DRAIN_HOOK\x10\r\x12\x17\n" +
 	"\x13TYPE_RECOMMENDATION\x10\x0e\x12\x14\n" +
-	"\x10TYPE_MAINTENANCE\x10\x0f\"\x14\n" +
+	"\x10TYPE_MAINTENANCE\x10\x0f\x12\x12\n" +
+	"\x0eTYPE_PRESERVED\x10\x10\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +
@@ -4980,7 +5131,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xc1\x17\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xc6\x18\n" +
 	"\x0fOperatorService\x12|\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
 	"\x06viewer\x12\x12GET /config/status\x12r\n" +
@@ -5015,7 +5166,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\"%\x82\xb5\x18!\n" +
 	"\boperator\x12\x15POST /instance/delete\x12\x82\x01\n" +
 	"\x0fProtectInstance\x12\".nstance.v1.ProtectInstanceRequest\x1a#.nstance.v1.ProtectInstanceResponse\"&\x82\xb5\x18\"\n" +
-	"\boperator\x12\x16POST /instance/protect\x12h\n" +
+	"\boperator\x12\x16POST /instance/protect\x12\x82\x01\n" +
+	"\x0fReleaseInstance\x12\".nstance.v1.ReleaseInstanceRequest\x1a#.nstance.v1.ReleaseInstanceResponse\"&\x82\xb5\x18\"\n" +
+	"\boperator\x12\x16POST /instance/release\x12h\n" +
 	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\"\f\x82\xb5\x18\b\n" +
 	"\x06viewer\x12}\n" +
 	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\"\x1b\x82\xb5\x18\x17\n" +
@@ -5052,7 +5205,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -5095,163 +5248,170 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*DeleteInstanceResponse)(nil),                  // 38: nstance.v1.DeleteInstanceResponse
 	(*ProtectInstanceRequest)(nil),                  // 39: nstance.v1.ProtectInstanceRequest
 	(*ProtectInstanceResponse)(nil),                 // 40: nstance.v1.ProtectInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 41: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 42: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 43: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 44: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 45: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 46: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 47: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 48: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 49: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 50: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 51: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 52: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 53: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 54: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 55: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 56: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 57: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 58: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 59: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 60: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 61: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 62: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 63: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 64: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 65: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 66: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 67: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 68: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(*Metrics)(nil),               // 71: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 72: nstance.v1.HealthCheckState
+	(*ReleaseInstanceRequest)(nil),                  // 41: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 42: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 43: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 44: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 45: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 46: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 47: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 48: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 49: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 50: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 51: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 52: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 53: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 54: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 55: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 56: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 57: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 58: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 59: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 60: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 61: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 62: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 63: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 64: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 65: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 66: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 67: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 68: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 69: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 70: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 71: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
+	(*Metrics)(nil),               // 73: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 74: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	69, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	71, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	69, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	70, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	71, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	72, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	58, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	60, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	69, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	71, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	69, // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	69, // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	71, // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	71, // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
 	20, // 13: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	69, // 14: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	69, // 15: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	71, // 14: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	71, // 15: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
 	19, // 16: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 17: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 18: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19, // 19: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	69, // 20: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	71, // 20: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	33, // 21: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	69, // 22: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	71, // 22: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	34, // 23: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	58, // 24: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	69, // 25: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	69, // 26: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	69, // 27: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	69, // 28: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	69, // 29: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	68, // 30: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	47, // 31: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	47, // 32: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	60, // 24: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	71, // 25: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	71, // 26: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	71, // 27: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	71, // 28: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	71, // 29: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	70, // 30: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	49, // 31: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	49, // 32: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	19, // 33: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	47, // 34: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	47, // 35: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	47, // 36: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	69, // 37: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	69, // 38: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	69, // 39: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	69, // 40: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	69, // 41: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	69, // 42: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	71, // 43: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	69, // 44: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	72, // 45: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	52, // 46: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 47: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 48: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	55, // 49: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 50: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	47, // 51: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	69, // 52: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	69, // 53: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	70, // 54: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	58, // 55: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	69, // 56: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 57: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	59, // 58: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	69, // 59: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	64, // 60: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	59, // 61: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	64, // 62: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	69, // 63: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	65, // 64: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	69, // 65: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 66: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 67: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 68: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 69: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 70: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 71: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 72: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	21, // 73: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	23, // 74: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	25, // 75: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	27, // 76: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	29, // 77: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	31, // 78: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	35, // 79: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	37, // 80: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	39, // 81: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	41, // 82: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	43, // 83: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	45, // 84: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	48, // 85: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	50, // 86: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	53, // 87: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	56, // 88: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	60, // 89: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	62, // 90: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	66, // 91: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 92: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 93: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 94: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 95: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 96: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 97: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 98: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	22, // 99: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	24, // 100: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	26, // 101: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	28, // 102: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	30, // 103: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	32, // 104: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	36, // 105: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	38, // 106: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	40, // 107: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	42, // 108: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	44, // 109: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	46, // 110: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	49, // 111: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	51, // 112: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	54, // 113: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	57, // 114: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	61, // 115: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	63, // 116: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	67, // 117: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	92, // [92:118] is the sub-list for method output_type
-	66, // [66:92] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	49, // 34: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	49, // 35: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	49, // 36: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	49, // 37: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	71, // 38: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	71, // 39: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	71, // 40: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	71, // 41: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	71, // 42: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	71, // 43: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	73, // 44: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	71, // 45: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	74, // 46: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	71, // 47: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	71, // 48: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	54, // 49: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 50: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 51: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	57, // 52: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 53: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	49, // 54: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	71, // 55: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	71, // 56: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	72, // 57: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	60, // 58: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	71, // 59: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	71, // 60: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	61, // 61: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	71, // 62: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	66, // 63: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	61, // 64: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	66, // 65: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	71, // 66: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	67, // 67: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	71, // 68: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 69: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 70: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 71: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 72: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 73: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 74: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 75: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	21, // 76: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	23, // 77: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	25, // 78: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	27, // 79: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	29, // 80: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	31, // 81: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	35, // 82: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	37, // 83: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	39, // 84: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	41, // 85: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	43, // 86: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	45, // 87: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	47, // 88: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	50, // 89: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	52, // 90: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	55, // 91: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	58, // 92: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	62, // 93: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	64, // 94: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	68, // 95: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 96: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 97: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 98: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 99: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 100: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 101: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 102: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	22, // 103: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	24, // 104: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	26, // 105: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	28, // 106: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	30, // 107: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	32, // 108: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	36, // 109: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	38, // 110: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	40, // 111: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	42, // 112: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	44, // 113: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	46, // 114: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	48, // 115: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	51, // 116: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	53, // 117: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	56, // 118: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	59, // 119: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	63, // 120: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	65, // 121: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	69, // 122: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	96, // [96:123] is the sub-list for method output_type
+	69, // [69:96] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5268,7 +5428,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   66,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,7 @@ const (
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
 	OperatorService_ProtectInstance_FullMethodName    = "/nstance.v1.OperatorService/ProtectInstance"
+	OperatorService_ReleaseInstance_FullMethodName    = "/nstance.v1.OperatorService/ReleaseInstance"
 	OperatorService_GetInstanceType_FullMethodName    = "/nstance.v1.OperatorService/GetInstanceType"
 	OperatorService_GetInstanceStatus_FullMethodName  = "/nstance.v1.OperatorService/GetInstanceStatus"
 	OperatorService_ListInstances_FullMethodName      = "/nstance.v1.OperatorService/ListInstances"
@@ -96,6 +97,10 @@ type OperatorServiceClient interface {
 	// protected instance that is lost or unhealthy is still replaced. The call answers when the change is recorded in the
 	// bucket.
 	ProtectInstance(ctx context.Context, in *ProtectInstanceRequest, opts ...grpc.CallOption) (*ProtectInstanceResponse, error)
+	// ReleaseInstance ends the preservation of an instance that failed: it is drained and terminated. The call answers
+	// when the deletion is recorded in the bucket. It succeeds for a preserved instance that is being deleted or is
+	// deleted already. FAILED_PRECONDITION: the instance is not preserved.
+	ReleaseInstance(ctx context.Context, in *ReleaseInstanceRequest, opts ...grpc.CallOption) (*ReleaseInstanceResponse, error)
 	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
 	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
@@ -293,6 +298,16 @@ func (c *operatorServiceClient) ProtectInstance(ctx context.Context, in *Protect
 	return out, nil
 }
 
+func (c *operatorServiceClient) ReleaseInstance(ctx context.Context, in *ReleaseInstanceRequest, opts ...grpc.CallOption) (*ReleaseInstanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseInstanceResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ReleaseInstance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetInstanceTypeResponse)
@@ -478,6 +493,10 @@ type OperatorServiceServer interface {
 	// protected instance that is lost or unhealthy is still replaced. The call answers when the change is recorded in the
 	// bucket.
 	ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error)
+	// ReleaseInstance ends the preservation of an instance that failed: it is drained and terminated. The call answers
+	// when the deletion is recorded in the bucket. It succeeds for a preserved instance that is being deleted or is
+	// deleted already. FAILED_PRECONDITION: the instance is not preserved.
+	ReleaseInstance(context.Context, *ReleaseInstanceRequest) (*ReleaseInstanceResponse, error)
 	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
 	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
@@ -562,6 +581,9 @@ func (UnimplementedOperatorServiceServer) DeleteInstance(context.Context, *Delet
 }
 func (UnimplementedOperatorServiceServer) ProtectInstance(context.Context, *ProtectInstanceRequest) (*ProtectInstanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ProtectInstance not implemented")
+}
+func (UnimplementedOperatorServiceServer) ReleaseInstance(context.Context, *ReleaseInstanceRequest) (*ReleaseInstanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseInstance not implemented")
 }
 func (UnimplementedOperatorServiceServer) GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetInstanceType not implemented")
@@ -902,6 +924,24 @@ func _OperatorService_ProtectInstance_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ReleaseInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseInstanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ReleaseInstance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ReleaseInstance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ReleaseInstance(ctx, req.(*ReleaseInstanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_GetInstanceType_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetInstanceTypeRequest)
 	if err := dec(in); err != nil {
@@ -1124,6 +1164,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ProtectInstance",
 			Handler:    _OperatorService_ProtectInstance_Handler,
+		},
+		{
+			MethodName: "ReleaseInstance",
+			Handler:    _OperatorService_ReleaseInstance_Handler,
 		},
 		{
 			MethodName: "GetInstanceType",

@@ -320,7 +320,7 @@ func TestJSON(t *testing.T) {
 			`"2026-07-28T10:00:00Z","infra_drift":false,"runtime_drift":false,"delete_reason":"","image":"",` +
 			`"term":9007199254740993,"agent_version":"","zone":"","region":"","metrics":{"cpu":0.5,` +
 			`"memory_used_bytes":3,"memory_total_bytes":0},"health_checks":[{"name":"x_json",` +
-			`"status":"STATUS_PASSING","reason":""}],"protected":false}}`},
+			`"status":"STATUS_PASSING","reason":""}],"protected":false,"preserve_reason":""}}`},
 		{fleet.Answer[*nstancev1.ListGroupsResponse]{Outcome: fleet.Outcome{Shard: "a"},
 			Message: &nstancev1.ListGroupsResponse{}},
 			`{"shard":"a","groups":[]}`},
@@ -336,7 +336,7 @@ func TestJSON(t *testing.T) {
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &group}, `{"group":"workers","is_static":false,"overridden":false,` +
 			`"deleting":false,"size":0,"actual_size":0,"healthy":0,"etag":"","provider_ids":[],"blocked_reason":"","runtime_hash":"",` +
 			`"infra_hash":"","kind":"","arch":"","instance_ids":["wrk1"],"spec":null,"paused":false,` +
-			`"rollout_waits":"","outdated":0,"merged":{"template":"x","vars":{"a_json":"1"}},"defaults":[]}`},
+			`"rollout_waits":"","outdated":0,"merged":{"template":"x","vars":{"a_json":"1"}},"preserved":0,"defaults":[]}`},
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &broken}, `"merged":"{"`},
 	} {
 		var got bytes.Buffer

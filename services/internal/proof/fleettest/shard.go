@@ -338,6 +338,21 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
 }
 
+// ReleaseInstance implements nstancev1.OperatorServiceServer.
+func (s *Shard) ReleaseInstance(_ context.Context, r *nstancev1.ReleaseInstanceRequest) (
+	*nstancev1.ReleaseInstanceResponse, error) {
+	i := s.instance(r.GetInstanceId())
+	switch {
+	case i == nil:
+		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
+	case i.GetPreservedAt() == nil:
+		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not preserved",
+			r.GetInstanceId())
+	}
+	i.State, i.DeleteReason, i.PreservedUntil = "deleting", "released", nil
+	return &nstancev1.ReleaseInstanceResponse{Instance: i}, nil
+}
+
 // GetInstanceStatus implements nstancev1.OperatorServiceServer. If s.Drained is set, it marks an instance that is being
 // deleted as deleted.
 func (s *Shard) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest) (
@@ -357,7 +372,7 @@ func (s *Shard) ListInstances(_ context.Context, r *nstancev1.ListInstancesReque
 	error) {
 	out := &nstancev1.ListInstancesResponse{}
 	for _, i := range s.Instances {
-		if r.GetGroup() == "" || r.GetGroup() == i.GetGroup() {
+		if (r.GetGroup() == "" || r.GetGroup() == i.GetGroup()) && (!r.GetPreserved() || i.GetPreservedAt() != nil) {
 			out.Instances = append(out.Instances, i)
 		}
 	}

@@ -36,14 +36,16 @@ func (f *Fleet) start(a plan.Action) {
 				return
 			}
 			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, f.Now, a.Why(), a.Deadline
-			if a.Cause == plan.CauseUnregistered {
-				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
+			f.countFailure(vm, a)
+		})
+	case plan.Preserve:
+		f.work(vm, plan.Preserving, f.Write, func() {
+			vm.InLoadBalancers, vm.Deregistered = false, true
+			if !vm.PreservedAt.IsZero() {
+				return
 			}
-			running := f.Running()
-			if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&running, f.image(), &vm.Instance)) {
-				f.rolloutFailures++
-				f.rolloutFailure = a.Reason
-			}
+			vm.PreservedAt = f.Now
+			f.countFailure(vm, a)
 		})
 	case plan.Drain:
 		f.work(vm, plan.Draining, f.Write, func() {
@@ -110,6 +112,18 @@ func (f *Fleet) start(a plan.Action) {
 		}
 	default:
 		f.fail("no such action for a group: %+v", a)
+	}
+}
+
+// countFailure counts the failure of an instance, if it is deleted or preserved because it failed.
+func (f *Fleet) countFailure(vm *VM, a plan.Action) {
+	if a.Cause == plan.CauseUnregistered {
+		f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
+	}
+	running := f.Running()
+	if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&running, f.image(), &vm.Instance)) {
+		f.rolloutFailures++
+		f.rolloutFailure = a.Reason
 	}
 }
 
@@ -221,6 +235,12 @@ func (f *Fleet) Stop(vm *VM) {
 	f.lose(vm)
 }
 
+// Release ends the preservation of an instance, as a person does.
+func (f *Fleet) Release(vm *VM) {
+	vm.State, vm.DeletingAt, vm.DeleteReason = record.Deleting, f.Now, "released"
+	vm.DeleteDeadline = f.Now.Add(f.Group.DrainTimeout.D())
+}
+
 // CutOff separates an agent from the server. [Fleet.Mend] connects them again.
 func (f *Fleet) CutOff(vm *VM) {
 	f.refresh(vm)
@@ -310,7 +330,7 @@ func (f *Fleet) Crash(landed func() bool) {
 		vm.FailedCheck, vm.CheckFailedAt, vm.Balancer = "", time.Time{}, plan.BalancerHealth{}
 		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
 			time.Time{}
-		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
+		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers, vm.Deregistered = "", "", false, false
 		vm.Announced, vm.Operator, vm.Drained, vm.TerminateRequested = false, false, false, time.Time{}
 		vm.Hook, vm.HookEnded = false, false
 		vm.PowerOffAt = time.Time{}

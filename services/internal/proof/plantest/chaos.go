@@ -43,6 +43,9 @@ func Random(rng *rand.Rand) *Fleet {
 		disturbed(rng, &f.Group)
 	}
 	if rng.Intn(2) == 0 {
+		f.Group.Preserve = randomPreserve(rng)
+	}
+	if rng.Intn(2) == 0 {
 		f.Group.Drain, f.HookAfter = &config.DrainHook{Exec: []string{"drain"}}, pick(0, 5*time.Second, time.Minute)
 	}
 	if f.advice.Intn(2) == 0 {
@@ -50,6 +53,10 @@ func Random(rng *rand.Rand) *Fleet {
 	}
 	f.Group.IgnoreMaintenance = f.advice.Intn(4) == 0
 	return f
+}
+
+func randomPreserve(rng *rand.Rand) config.Preserve {
+	return config.Preserve{Max: rng.Intn(4), For: config.Duration(1+rng.Intn(60)) * config.Duration(time.Minute)}
 }
 
 // Failure is a health check that fails, with its reason.
@@ -125,11 +132,11 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			record.Registered, record.Deleting}[rng.Intn(6)]
 		i.OnDemand = maybe(6)
 		if maybe(3) {
-			i.Work = plan.Work(rng.Intn(int(plan.Maintaining) + 1))
+			i.Work = plan.Work(rng.Intn(int(plan.Preserving) + 1))
 		}
 		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting &&
-			i.Work != plan.Maintaining ||
-			deleting && i.Work <= plan.MarkingDeleting || i.State == record.Reserved && i.Work != plan.Creating {
+			i.Work != plan.Maintaining && i.Work != plan.Preserving ||
+			deleting && (i.Work <= plan.MarkingDeleting || i.Work == plan.Preserving) || i.State == record.Reserved && i.Work != plan.Creating {
 			i.Work = plan.Idle
 		}
 		if maybe(3) {
@@ -183,6 +190,9 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			}
 		}
 		i.InLoadBalancers = maybe(2)
+		if i.State != record.Reserved && !i.OnDemand && maybe(5) {
+			i.PreservedAt, i.Deregistered = when(1), maybe(2)
+		}
 		s.Instances = append(s.Instances, *i)
 	}
 	return s
@@ -211,7 +221,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 		}
 	}
 	minutes := func(n int) time.Duration { return time.Duration(rng.Intn(n*60)+1) * time.Second }
-	switch rng.Intn(20) {
+	switch rng.Intn(21) {
 	case 0:
 		some("destroy", f.Destroy)
 	case 1:
@@ -274,6 +284,9 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 			vm.Fails = ""
 		}
 		f.Note("a health check fails everywhere: %v", f.Fails != nil)
+	case 20:
+		f.Group.Preserve = randomPreserve(rng)
+		f.Note("preserve %+v", f.Group.Preserve)
 	}
 }
 
@@ -298,6 +311,7 @@ func (f *Fleet) Calm() {
 	f.Refuse, f.Mute, f.Broken, f.Deaf, f.Fails = "", false, false, false, nil
 	f.Group.Rollout, f.Group.Windows, f.Group.MaxPerHour = config.Rollout{
 		OnImageChange: f.Group.Rollout.OnImageChange}, nil, 0
+	f.Group.Preserve = config.Preserve{}
 	for _, vm := range f.VMs {
 		vm.Fails = ""
 		vm.Recommended, vm.Maintenance, vm.MaintenanceAt = false, "", time.Time{}

@@ -42,7 +42,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			counted++
 		}
 	}
-	creates := 0
+	creates, preserved := 0, 0
 	busy := map[ident.ID]plan.Kind{}
 	marked, reasons := map[ident.ID]plan.Cause{}, map[ident.ID]string{}
 	for _, a := range d.Actions {
@@ -80,12 +80,24 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			if a.Kind == plan.Forget && (i.Provider.Value != plan.ProviderGone || !i.Provider.Complete) {
 				return fmt.Errorf("%+v: the VM is not known to be gone", a)
 			}
+		case plan.Preserve:
+			if i.State == record.Deleting || i.State == record.Reserved || i.OnDemand {
+				return fmt.Errorf("%+v: in state %s, on demand: %t", a, i.State, i.OnDemand)
+			}
+			if i.PreservedAt.IsZero() {
+				preserved++
+				marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
+			}
 		case plan.Mark:
 			if i.State == record.Deleting && a.Cause == plan.CauseNotice { // rule 40
 				if !a.Deadline.Before(i.DeleteDeadline) {
 					return fmt.Errorf("%+v: does not shorten the drain, which ends at %s", a, i.DeleteDeadline)
 				}
 				continue
+			}
+			if until := plan.PreservedUntil(&s.Group, i); until.After(s.Now) && a.Cause == plan.CausePreserved &&
+				preservedOf(s) <= s.Group.Preserve.Max {
+				return fmt.Errorf("%+v: it is preserved until %s", a, until)
 			}
 			if i.State == record.Deleting || i.State == record.Reserved {
 				return fmt.Errorf("%+v: in state %s", a, i.State)
@@ -97,12 +109,30 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
 		}
 	}
+	if preserved > 0 && preserved+preservedOf(s) > s.Group.Preserve.Max {
+		return fmt.Errorf("%d instances are preserved on top of %d, at most %d may be", preserved, preservedOf(s),
+			s.Group.Preserve.Max)
+	}
 	return checkSize(s, desired, surge, counted, creates, marked, reasons)
+}
+
+// preservedOf counts the instances that are preserved and not deleted yet, and whose time is not over.
+func preservedOf(s plan.Snapshot) (n int) {
+	for k := range s.Instances {
+		i := &s.Instances[k]
+		recorded := !i.PreservedAt.IsZero() && i.State != record.Deleting && i.Work != plan.MarkingDeleting &&
+			i.PreservedAt.Add(s.Group.Preserve.For.D()).After(s.Now)
+		if recorded || i.PreservedAt.IsZero() && i.Work == plan.Preserving {
+			n++
+		}
+	}
+	return n
 }
 
 // counts is a second, independent implementation of the rule for which instances count towards a group's size.
 func counts(s plan.Snapshot, i *plan.Instance) bool {
-	if i.OnDemand || i.State == record.Deleting || i.Work == plan.MarkingDeleting {
+	if i.OnDemand || i.State == record.Deleting || i.Work == plan.MarkingDeleting || i.Work == plan.Preserving ||
+		!i.PreservedAt.IsZero() {
 		return false
 	}
 	if i.State == record.Reserved || i.Work == plan.Creating && i.State == record.Created {

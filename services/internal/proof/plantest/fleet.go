@@ -282,7 +282,7 @@ func (f *Fleet) refresh(vm *VM) {
 	if was && !vm.Healthy {
 		vm.Lapses = vm.Lapses.After(f.Now)
 	}
-	if vm.Healthy && !vm.EverHealthy {
+	if vm.Healthy && !vm.EverHealthy && vm.PreservedAt.IsZero() {
 		f.backoff = plan.Backoff{}
 	}
 	vm.EverHealthy = vm.EverHealthy || vm.Healthy

@@ -22,7 +22,8 @@ func (g *group) findAdvised() {
 	var maintained []int
 	for n := range g.Instances {
 		i := &g.Instances[n]
-		if i.OnDemand || g.isProtected(i) || !i.EverHealthy || g.facts[n]&(factLeaving|factEnded|factNoticed) != 0 {
+		if i.OnDemand || g.isProtected(i) || !i.EverHealthy ||
+			g.facts[n]&(factLeaving|factPreserved|factEnded|factNoticed) != 0 {
 			continue
 		}
 		if awaits, _ := g.awaitsBalancer(i); awaits {

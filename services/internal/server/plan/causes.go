@@ -28,12 +28,23 @@ const (
 	// CauseUnregistered: the instance's creation failed. Every deletion with this cause counts towards the group's
 	// [Backoff].
 	CauseUnregistered Cause = "unregistered"
+	// CausePreserved: the instance was preserved (rule 67), and the time for that is over.
+	CausePreserved Cause = "preserved"
 	// CauseRequested: an operator or a person asked for the deletion.
 	CauseRequested Cause = "requested"
 )
 
 // Advised reports whether an instance is replaced because of a notice that does not end its VM yet (rules 65 and 66).
 func (c Cause) Advised() bool { return c == CauseRecommendation || c == CauseMaintenance }
+
+// failed reports whether an instance that is deleted for the cause has failed.
+func (c Cause) failed() bool {
+	switch c {
+	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer, CauseFlapping:
+		return true
+	}
+	return false
+}
 
 // AlertKind is the kind of an error that stays active until it is resolved.
 type AlertKind string

@@ -12,10 +12,11 @@ import (
 type class uint8
 
 const (
-	classLeaving  class = iota // never counts
-	classCreating              // counts, but is not available yet
-	classLost                  // does not count; its replacement is no surge
-	classFailed                // does not count; its replacement waits for the group's backoff
+	classLeaving   class = iota // never counts
+	classPreserved              // never counts, and stays (rule 67)
+	classCreating               // counts, but is not available yet
+	classLost                   // does not count; its replacement is no surge
+	classFailed                 // does not count; its replacement waits for the group's backoff
 	// classOnDemandExpired and classOnDemand are on-demand instances. They do not count towards the size.
 	classOnDemandExpired
 	classOnDemand
@@ -64,6 +65,7 @@ const (
 	factMaintenance // rule 66
 	// factTooEarly: under rule 66, the replacement waits for a window or for the maintenance.
 	factTooEarly
+	factPreserved // rule 67
 )
 
 func (f facts) has(all facts) bool { return f&all == all }
@@ -91,6 +93,7 @@ type subject struct {
 // rules is the classification table: the first rule that applies to an instance determines its class.
 var rules = [...]rule{
 	{1, "leaving", classLeaving, CauseNone, factLeaving, nil},
+	{67, "preserved", classPreserved, CauseNone, factPreserved, (*group).isPreserved},
 	{2, "creating", classCreating, CauseNone, factCreating, nil},
 	{3, "notice", classLost, CauseNotice, factNoticed, nil},
 	{4, "power off", classLost, CausePowerOff, factPoweringOff, func(g *group, i subject) (bool, time.Time) {
@@ -224,7 +227,7 @@ func classifyGroup(s Snapshot) *group {
 	for n := range g.Instances {
 		i := &g.Instances[n]
 		g.facts[n] = g.factsOf(i)
-		g.registered = g.registered || !g.facts[n].has(factUnregistered)
+		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0
 	}
 	g.findReplaced()
 	g.findAdvised()
@@ -268,6 +271,7 @@ func (g *group) factsOf(i *Instance) (f facts) {
 	set(factEnded, !i.runs())
 	set(factUnregistered, !registered)
 	set(factOnDemand, i.OnDemand)
+	set(factPreserved, !i.PreservedAt.IsZero())
 	set(factUnwell, !registered || !i.reportsInTime(&g.Settings, g.Now))
 	awaits, until := g.awaitsBalancer(i)
 	set(factUnwell, awaits)
@@ -333,7 +337,7 @@ func (g *group) addSilence(i subject) {
 // addReports notes when the next report of an instance is overdue, or sets anyReportMatters.
 func (g *group) addReports(i subject, c class) {
 	switch {
-	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
+	case c == classPreserved || c == classCreating || c == classLost || i.RegisteredAt.IsZero():
 	case c == classLeaving:
 		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
 	case !i.has(factUnwell):
@@ -345,6 +349,9 @@ func (g *group) addReports(i subject, c class) {
 
 // addToTally counts a managed instance.
 func (g *group) addToTally(i *Instance, row uint8) {
+	if !i.PreservedAt.IsZero() {
+		return // nor does it count when it is deleted later
+	}
 	t, r := &g.tally, &rules[row]
 	t.of[r.class]++
 	if r.cause == CauseUnregistered {
@@ -355,10 +362,11 @@ func (g *group) addToTally(i *Instance, row uint8) {
 	}
 	off, _ := i.poweredOff(&g.Settings, g.Now)
 	ended := off || !i.runs()
-	if i.Work == MarkingDeleting {
+	marking := i.Work == MarkingDeleting || i.Work == Preserving
+	if marking {
 		t.marking++
 	}
-	if i.Work == MarkingDeleting && !i.Notice && (i.RegisteredAt.IsZero() || !ended) {
+	if marking && !i.Notice && (i.RegisteredAt.IsZero() || !ended) {
 		t.failing++
 	}
 	if i.runs() && i.TerminateRequested.IsZero() {
@@ -366,11 +374,14 @@ func (g *group) addToTally(i *Instance, row uint8) {
 	}
 }
 
-// isLeaving reports whether the intent to delete is durable, or is being written.
+// isLeaving reports whether the intent to delete is durable, or is being written. An instance also leaves its group
+// while the intent to preserve it is being written.
 func (i *Instance) isLeaving() bool {
 	switch i.Work {
 	case MarkingDeleting, Draining, Terminating, Forgetting:
 		return true
+	case Preserving:
+		return i.PreservedAt.IsZero()
 	}
 	return i.State == record.Deleting || i.State == record.Deleted
 }
@@ -411,9 +422,9 @@ func (i *Instance) launched() time.Time {
 }
 
 // Counts reports whether an instance counts towards its group's size, judged by its own state alone. It counts if it is
-// managed and neither leaving nor lost.
+// managed and neither preserved nor leaving nor lost.
 func Counts(i *Instance) bool {
-	if i.OnDemand || i.isLeaving() {
+	if i.OnDemand || !i.PreservedAt.IsZero() || i.isLeaving() {
 		return false
 	}
 	return i.awaitsCreate() || i.runs() && !i.Notice

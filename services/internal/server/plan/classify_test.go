@@ -71,6 +71,14 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
 			i.Work, i.Provider.Value = MarkingDeleting, ProviderGone
 		})},
+		{rule: 67, name: "preserved, and silent", i: well(func(i *Instance) { silent(i); i.PreservedAt = ago(time.Hour) })},
+		{rule: 67, name: "preserved, and it recovered", i: well(func(i *Instance) {
+			i.PreservedAt, i.Work = ago(time.Hour), Preserving
+		})},
+		{rule: 1, name: "the intent to preserve is being written", i: well(func(i *Instance) { i.Work = Preserving })},
+		{rule: 1, name: "it was preserved, and its deletion is durable", i: well(func(i *Instance) {
+			i.PreservedAt, i.State = ago(time.Hour), record.Deleting
+		})},
 		{rule: 2, name: "reserved", i: Instance{State: record.Reserved, Work: Creating}},
 		{rule: 3, name: "a notice", i: well(func(i *Instance) { i.Notice = true })},
 		{rule: 4, name: "a power-off without grace", i: well(func(i *Instance) { i.PowerOffAt = now })},

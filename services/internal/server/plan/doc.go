@@ -10,9 +10,9 @@
 //
 // # Rules
 //
-// Each instance is classified by one rule: the first that applies of rules 1 to 12, 52, 59, 62, 63, 65, 66, 13 to 16,
-// 58 and 17, in this order (classify.go). All other rules say what the leader does with the instances. The code and the tests
-// name a rule by its number.
+// Each instance is classified by one rule: the first that applies of rules 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13
+// to 16, 58 and 17, in this order (classify.go). All other rules say what the leader does with the instances. The code
+// and the tests name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
 //	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but
@@ -205,6 +205,16 @@
 //	                      instances count towards max_surge. Maintenance without a time may begin at any time
 //	                      (advised.go).
 //
+//	67 preserve           With preserve, an instance of the size whose VM runs is preserved where rule 7, 12, 52, 59,
+//	                      62 or 63 would delete it, as long as the group preserves fewer than preserve.max. It has
+//	                      failed as if it were deleted (rules 25, 47). It leaves its load balancers, and does not
+//	                      count towards the size (preserve.go).
+//	68 preserved until    A preserved instance is deleted when preserve.for is over, when it is released, when its VM
+//	                      ends, and when the group or the shard is emptied. If more instances are preserved than
+//	                      preserve.max, those that were preserved first are deleted (preserve.go).
+//	69 as it failed       A preserved instance gets no files and joins no load balancer, even if it recovers or
+//	                      registers late. It does not count for the unhealthy guard (rule 26), and a healthy report
+//	                      of it ends no backoff (rule 25) (next.go, silence.go, transitions.go).
 //	70 durable halt       A halt (rule 47) is stored, so that later leaders keep it. Silent instances that the
 //	                      unhealthy guard holds (rule 11) do not count here, because their network may have failed. The
 //	                      halt ends when the group's infra or runtime configuration or its subnets change, when a person

@@ -52,5 +52,6 @@ func Explain(s Snapshot) Explanation {
 // String returns the name of the work, or "" for Idle.
 func (w Work) String() string {
 	return [...]string{Idle: "", Creating: "creating", MarkingDeleting: "marking deleting", Draining: "draining",
-		Terminating: "terminating", Forgetting: "forgetting", Maintaining: "maintaining"}[w]
+		Terminating: "terminating", Forgetting: "forgetting", Maintaining: "maintaining",
+		Preserving: "preserving"}[w]
 }

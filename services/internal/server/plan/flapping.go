@@ -26,7 +26,7 @@ func (l Lapses) After(now time.Time) Lapses {
 
 // isFlapping is rule 63: the instance restarted or became unhealthy too often within an hour.
 func (g *group) isFlapping(i *Instance) (bool, time.Time) {
-	if i.Lapses.Count < flappingFrom || i.RegisteredAt.IsZero() || g.isProtected(i) {
+	if i.Lapses.Count < flappingFrom || i.RegisteredAt.IsZero() || !i.PreservedAt.IsZero() || g.isProtected(i) {
 		return false, time.Time{}
 	}
 	over, until := reached(i.Lapses.Since.Add(lapseWindow), g.Now)
@@ -38,7 +38,7 @@ func (g *group) isFlapping(i *Instance) (bool, time.Time) {
 func (g *group) findReplaced() {
 	for n := range g.Instances {
 		i := &g.Instances[n]
-		if i.Finishes.IsZero() || g.facts[n]&(factLeaving|factEnded|factNoticed|factPoweringOff) != 0 {
+		if i.Finishes.IsZero() || g.facts[n]&(factLeaving|factPreserved|factEnded|factNoticed|factPoweringOff) != 0 {
 			continue
 		}
 		if g.facts[n].has(factUnregistered) {
@@ -51,7 +51,7 @@ func (g *group) findReplaced() {
 		at, found := slices.BinarySearchFunc(g.Instances, i.Finishes, func(have Instance, id ident.ID) int {
 			return have.ID.Compare(id)
 		})
-		if found && g.facts[at]&(factLeaving|factUnregistered) == 0 {
+		if found && g.facts[at]&(factLeaving|factPreserved|factUnregistered) == 0 {
 			g.facts[at] |= factReplaced | factUnwell
 		}
 	}

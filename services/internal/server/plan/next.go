@@ -31,6 +31,7 @@ func Next(s Snapshot) Decision {
 	out.merge(removed.steps)
 	out.merge(g.planCreates(removed, wave))
 	g.planInstances(&out, removed.chosen)
+	g.preserve(out.actions)
 	out.merge(g.planHalt())
 	out.merge(g.planAlerts())
 	if g.Group.RolledBack() {
@@ -106,6 +107,8 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 			} else if g.isRemoved(i) {
 				g.planDeletion(out, n, CauseRequested, reasonRemoved)
 			}
+		case c == classPreserved:
+			g.planPreserved(out, n)
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:

@@ -49,6 +49,8 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		return "it is unhealthy in " + i.Balancer.Failed
 	case CauseFlapping:
 		return g.flapsReason(i)
+	case CausePreserved:
+		return g.endOfPreservation(i)
 	case CauseGroupDeleted:
 		return "its group is deleted"
 	case CauseTerminating:
@@ -166,6 +168,8 @@ func (g *group) ruleOf(n int, cause Cause) int {
 	switch row := &rules[g.rows[n]]; {
 	case cause == CauseRequested:
 		return 44
+	case row.class == classPreserved:
+		return 68
 	case cause == row.cause:
 		return row.number
 	case row.class.available():

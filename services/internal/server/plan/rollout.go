@@ -188,11 +188,7 @@ func (g *group) canaryWave() (n int, out steps) {
 // FailsRollout reports whether the deletion of an instance counts as a failure of the rollout (rule 47). drifted is the
 // result of [Drifted].
 func (d Deletion) FailsRollout(drifted bool) bool {
-	switch d.Cause {
-	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer, CauseFlapping:
-		return !drifted
-	}
-	return false
+	return d.Cause.failed() && !drifted
 }
 
 // EndsRollout reports whether a change of a group's configuration resets the count of the rollout's failures (rule 47).

@@ -471,6 +471,41 @@ var rollouts = []script{
 		f.Refuse = ""
 		f.Run(10 * time.Minute)
 	}},
+	{name: "preserved-instances-of-3", size: 3, setup: keeping(1, time.Hour), play: func(f *plantest.Fleet) {
+		f.Named("i1").Fails = plantest.Failure
+		f.Run(10 * time.Minute)
+		f.Note("i1 recovers, and i2 fails")
+		f.Named("i1").Fails = ""
+		f.Named("i2").Fails = plantest.Failure
+		f.Run(20 * time.Minute)
+		f.Note("another leader")
+		f.Crash(func() bool { return false })
+		f.Run(40 * time.Minute)
+		f.Note("i3 fails, and later it is released")
+		f.Named("i3").Fails = plantest.Failure
+		f.Run(10 * time.Minute)
+		f.Release(f.Named("i3"))
+		f.Run(10 * time.Minute)
+	}, check: func(t *testing.T, f *plantest.Fleet) {
+		if n := f.Marked(plan.CausePreserved); n != 1 {
+			t.Errorf("%d preserved instances were deleted after their time, want 1", n)
+		}
+	}},
+	{name: "preserved-instance-that-never-registers", setup: keeping(1, 24*time.Hour), play: func(f *plantest.Fleet) {
+		f.Mute = true
+		f.Group.Size = 2
+		f.Run(12 * time.Minute)
+		f.Note("new agents register")
+		f.Mute = false
+		f.Run(10 * time.Minute)
+		f.Note("the VM of the preserved instance stops")
+		for _, vm := range f.VMs {
+			if !vm.PreservedAt.IsZero() {
+				f.Stop(vm)
+			}
+		}
+		f.Run(10 * time.Minute)
+	}},
 	{name: "creates-that-never-register", setup: undrained, play: func(f *plantest.Fleet) {
 		f.Mute = true
 		f.Group.Size = 2

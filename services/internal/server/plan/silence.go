@@ -119,7 +119,7 @@ func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running,
 // countSilence does the same as CountSilence. until is when the result changes without an event.
 func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime bool) (running, silent bool,
 	until time.Time) {
-	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice {
+	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice || !i.PreservedAt.IsZero() {
 		return false, false, time.Time{}
 	}
 	if i.isLeaving() {

@@ -109,7 +109,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		PowersOff:   !i.PowerOffAt.IsZero() && before.PowerOffAt.IsZero(),
 		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
 		HookEnded:   i.HookEnded && !before.HookEnded,
-		EndsBackoff: i.Healthy && !before.EverHealthy,
+		EndsBackoff: i.Healthy && !before.EverHealthy && i.PreservedAt.IsZero(),
 
 		Recommendation: i.Recommended != before.Recommended,
 		Maintenance:    i.Maintenance != before.Maintenance || !i.MaintenanceAt.Equal(before.MaintenanceAt),
@@ -185,6 +185,9 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	i.CreatedAt, i.LaunchedAt, i.RegisteredAt = rec.CreatedAt, rec.LaunchedAt, rec.RegisteredAt
 	i.InfraHash, i.SubnetID, i.Image, i.ProviderID = rec.InfraHash, rec.SubnetID, rec.Image, rec.ProviderID
 	i.DeleteReason, i.DeletingAt = rec.DeleteReason, rec.DeletingAt
+	if rec.Preserved != nil {
+		i.PreservedAt = rec.Preserved.At
+	}
 	return i
 }
 

@@ -47,6 +47,7 @@ const (
 	Terminating
 	Forgetting  // writing the tombstone
 	Maintaining // load balancers, files
+	Preserving  // recording that it is preserved, deregistering
 )
 
 // Instance is one instance of a group as the leader sees it. Times are zero when unknown.
@@ -113,6 +114,10 @@ type Instance struct {
 	RestartingAt time.Time
 	Reboot       bool
 
+	// PreservedAt is since when the failed instance is preserved (rule 67); zero: it is not. It stays set when the
+	// instance is deleted.
+	PreservedAt time.Time
+
 	DeleteReason   string
 	DeleteDeadline time.Time
 	DeletingAt     time.Time
@@ -129,10 +134,11 @@ type Instance struct {
 	BalancersUntil time.Time
 	// TerminateRequested is when the provider accepted a delete call.
 	TerminateRequested time.Time
-	// InLoadBalancers means that the instance is registered with every load balancer of the group. BalancedAt is when
-	// InLoadBalancers or the group's load balancers last changed. FilesSent is the runtime hash of the files that were
-	// last sent completely.
+	// InLoadBalancers means that the instance is registered with every load balancer of the group, and Deregistered
+	// that this leader removed it from all of them. BalancedAt is when InLoadBalancers or the group's load balancers
+	// last changed. FilesSent is the runtime hash of the files that were last sent completely.
 	InLoadBalancers bool
+	Deregistered    bool
 	BalancedAt      time.Time
 	FilesSent       string
 	// FilesFailed means that according to the agent's last full report, a file could not be stored.
@@ -252,9 +258,11 @@ type Snapshot struct {
 type Kind string
 
 const (
-	Create       Kind = "create"
-	Mark         Kind = "mark_deleting" // write the intent: state deleting {reason, deadline}
-	Drain        Kind = "drain"         // deregister from load balancers and announce the drain
+	Create Kind = "create"
+	Mark   Kind = "mark_deleting" // write the intent: state deleting {reason, deadline}
+	// Preserve records that a failed instance is preserved, and deregisters it from load balancers (rule 67).
+	Preserve     Kind = "preserve"
+	Drain        Kind = "drain" // deregister from load balancers and announce the drain
 	Terminate    Kind = "terminate"
 	Forget       Kind = "forget" // the VM is known to be gone: write the tombstone
 	Ask          Kind = "ask"    // ask the provider about this instance
@@ -289,9 +297,10 @@ type Action struct {
 	// spot capacity.
 	Spot, Fallback bool
 	Reason         string
-	// Cause is set for Mark, and for a Create that replaces an instance.
+	// Cause is set for Mark and Preserve, and for a Create that replaces an instance. A Preserve without a cause only
+	// repeats the deregistration.
 	Cause Cause
-	// Deadline is set for Mark and Drain. It is when the drain ends at the latest; zero: no drain.
+	// Deadline is set for Mark, Preserve and Drain. It is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time
 	// Alert is set for RaiseError and ResolveError.
 	Alert AlertKind

@@ -39,6 +39,7 @@ const (
 	EventDrainHook       InstanceEventType = "drain_hook"     // the drain hook has ended
 	EventRecommendation  InstanceEventType = "recommendation" // the cloud's recommendation to replace the VM, or its end
 	EventMaintenance     InstanceEventType = "maintenance"    // the cloud announced, changed or withdrew maintenance
+	EventPreserved       InstanceEventType = "preserved"      // it failed, and is kept
 )
 
 // InstanceEvent is one step in the life of an instance.
@@ -49,8 +50,8 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause is set in EventPendingDeletion if the planner decided the deletion, and in EventCreating if the instance
-	// replaces another one.
+	// Cause is set in EventPendingDeletion if the planner decided the deletion, in EventPreserved, and in EventCreating
+	// if the instance replaces another one.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time

@@ -237,13 +237,14 @@ func (s *State) TerminateRequested(id ident.ID) {
 	s.change(id, func(i *instance) { i.plan.TerminateRequested = s.opts.Now() })
 }
 
-// Balanced records whether the instance is registered with every load balancer of its group. began is a time just
+// Balanced records that the instance was registered with every load balancer of its group, or that it was removed from
+// them. began is a time just
 // before the caller sent the registration to the provider. If the group's load balancers have changed since began,
 // Balanced does nothing.
 func (s *State) Balanced(id ident.ID, in bool, began time.Time) {
 	s.change(id, func(i *instance) {
 		if !i.plan.BalancedAt.After(began) {
-			i.plan.InLoadBalancers, i.plan.BalancedAt = in, s.opts.Now()
+			i.plan.InLoadBalancers, i.plan.Deregistered, i.plan.BalancedAt = in, !in, s.opts.Now()
 		}
 	})
 }

@@ -286,7 +286,7 @@ func (g *group) currentImage() string {
 // State, the new registration restarts the time in which unhealthy verdicts do not count (rule 59). Call with mu held.
 func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
-		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now
+		inst.plan.InLoadBalancers, inst.plan.Deregistered, inst.plan.BalancedAt = false, false, now
 		inst.plan = plan.ForgetBalancerHealth(inst.plan)
 	}
 }

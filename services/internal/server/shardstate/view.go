@@ -22,6 +22,8 @@ type InstanceView struct {
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
 	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
+	// PreservedUntil is when the time of a preserved instance is over; zero: it is not preserved.
+	PreservedUntil time.Time
 	// Protected lists the instances of this instance's group that people protect from removal.
 	Protected []ident.ID
 }
@@ -30,18 +32,19 @@ type InstanceView struct {
 func (v *InstanceView) UnhealthyReason() string { return unhealthyReason(&v.Plan, &v.Report) }
 
 // GroupView is all information about one group, for display. Actual counts managed instances that are not being
-// deleted. Healthy counts those of them that report healthy.
+// deleted. Healthy counts those of them that report healthy. Preserved counts the preserved instances, which are not in
+// Actual.
 type GroupView struct {
 	config.Group
-	Actual, Healthy int
-	Outdated        int // instances of Actual that do not have the group's infra configuration
-	ProviderIDs     []string
-	Instances       []ident.ID
-	Blocked         string
-	BlockedSince    time.Time // when the group became blocked; the reason may have changed since then
-	BlockedUntil    time.Time // when the reason ends by time alone; zero: unknown
-	RolloutWaits    string    // why outdated instances are not replaced now
-	Backoff         plan.Backoff
+	Actual, Healthy, Preserved int
+	Outdated                   int // instances of Actual that do not have the group's infra configuration
+	ProviderIDs                []string
+	Instances                  []ident.ID
+	Blocked                    string
+	BlockedSince               time.Time // when the group became blocked; the reason may have changed since then
+	BlockedUntil               time.Time // when the reason ends by time alone; zero: unknown
+	RolloutWaits               string    // why outdated instances are not replaced now
+	Backoff                    plan.Backoff
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
@@ -80,6 +83,7 @@ func (s *State) view(inst *instance) InstanceView {
 	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: s.settings,
 		Protected: g.Protected}
 	v.InfraDrift = plan.Drifted(&g.Group, g.currentImage(), &inst.plan)
+	v.PreservedUntil = plan.PreservedUntil(&g.Group, &inst.plan)
 	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash
 	return v
 }
@@ -124,6 +128,9 @@ func (s *State) groupView(g *group) GroupView {
 	for _, inst := range g.instances {
 		p := &inst.plan
 		v.Instances = append(v.Instances, p.ID)
+		if !plan.PreservedUntil(&g.Group, p).IsZero() {
+			v.Preserved++
+		}
 		if p.OnDemand || !plan.Counts(p) {
 			continue
 		}

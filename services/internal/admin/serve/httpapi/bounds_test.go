@@ -72,6 +72,7 @@ func TestEveryPartOfARequestIsBounded(t *testing.T) {
 		"/orphans/confirm":  {"provider_ids": []string{"vm-1"}},
 		"/instance/create":  {"group": "workers"},
 		"/instance/protect": {"instance_id": first},
+		"/instance/release": {"instance_id": first},
 		"/instance/delete":  {"instance_id": first},
 	}
 	token := map[string]string{"Authorization": "Bearer " + ci}

@@ -194,6 +194,11 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/instance/protect?all_shards=true", `{"instance_id": "` + first + `"}`,
 			func(x *api) { x.b.Instances = nil }, 200, []string{`"protected": true`}},
 		{"POST", "/instance/protect?shard=a", `{"instance_id": "i-1"}`, nil, 404, []string{"instance_id"}},
+		{"POST", "/instance/release?shard=b", `{"instance_id": "` + first + `"}`, func(x *api) {
+			x.b.Instances[0].PreservedAt = timestamppb.Now()
+		}, 200, []string{`"deleting"`, `"released"`}},
+		{"POST", "/instance/release?shard=a", `{"instance_id": "` + first + `"}`, nil, 409, []string{"is not preserved"}},
+		{"GET", "/instances?shard=a&preserved=true", "", nil, 200, []string{`"instances": []`}},
 		{"POST", "/instance/delete?shard=a", `{"instance_id": "i-1"}`, nil, 404, []string{"instance_id"}},
 		{"POST", "/group?shard=a&group=workers", `{"size": 4294967295}`, nil, 400, []string{"size"}},
 		{"POST", "/group?shard=a&group=workers", "", nil, 400, []string{"body"}},

@@ -55,6 +55,7 @@ func TestOpenAPI(t *testing.T) {
 		"/orphans/confirm":  `{"provider_ids": ["vm-1"]}`,
 		"/instance/create":  `{"group": "workers", "instance_type": "big", "vars": {"a": "b"}}`,
 		"/instance/protect": `{"instance_id": "` + first + `", "off": true}`,
+		"/instance/release": `{"instance_id": "` + first + `"}`,
 		"/instance/delete":  `{"instance_id": "` + first + `", "decrement": true}`,
 		"/config/refresh":   `{}`,
 		"/server/step-down": `{}`,

@@ -94,9 +94,10 @@ func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, remo
 }
 
 // maybeBalanced reports whether an instance may have been registered with load balancers. A leader registers only
-// instances that were healthy. It does not know whether an instance of a former leader was healthy then.
+// instances that were healthy. It does not know whether an instance of a former leader was healthy then. A preserved
+// instance left them before.
 func (x *Executor) maybeBalanced(rec record.Instance) bool {
-	if rec.RegisteredAt.IsZero() {
+	if rec.RegisteredAt.IsZero() || rec.Preserved != nil {
 		return false
 	}
 	view, _ := x.State.Instance(rec.ID)

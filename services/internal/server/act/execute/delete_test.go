@@ -457,7 +457,7 @@ func TestWork(t *testing.T) {
 	for kind, want := range map[plan.Kind]plan.Work{plan.Mark: plan.MarkingDeleting, plan.Drain: plan.Draining,
 		plan.Terminate: plan.Terminating,
 		plan.Forget:    plan.Forgetting, plan.Register: plan.Maintaining, plan.PushFiles: plan.Maintaining,
-		plan.Settle: plan.Creating, plan.Ask: plan.Idle} {
+		plan.Settle: plan.Creating, plan.Preserve: plan.Preserving, plan.Ask: plan.Idle} {
 		if got := execute.Work(kind); got != want {
 			t.Errorf("%s keeps an instance busy with %v, want %v", kind, got, want)
 		}

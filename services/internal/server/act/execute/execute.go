@@ -149,6 +149,7 @@ var groupActions = map[plan.Kind]struct {
 	apply func(*Executor, context.Context, config.GroupKey, plan.Action) error
 }{
 	plan.Mark:      {plan.MarkingDeleting, (*Executor).mark},
+	plan.Preserve:  {plan.Preserving, (*Executor).preserve},
 	plan.Drain:     {plan.Draining, (*Executor).drain},
 	plan.Terminate: {plan.Terminating, (*Executor).terminate},
 	plan.Forget:    {plan.Forgetting, (*Executor).forget},
@@ -219,12 +220,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 	if err != nil || !marked {
 		return err
 	}
-	if deletion.CountsAsFailedCreation() {
-		x.State.CreateFailed(group, action.Reason)
-	}
-	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
-		x.State.RolloutFailed(group, action.Reason)
-	}
+	x.countFailed(group, action)
 	event := shardstate.NewEvent(shardstate.EventPendingDeletion, &rec, deletion.Reason)
 	event.Cause = action.Cause
 	event.Deadline = rec.DeleteDeadline
@@ -233,6 +229,46 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 		x.Files.Drain(action.Instance) // the deadline of its drain is earlier now
 	}
 	return nil
+}
+
+// countFailed counts an instance that is deleted or preserved because it failed.
+func (x *Executor) countFailed(group config.GroupKey, action plan.Action) {
+	deletion := plan.Deletion{Cause: action.Cause}
+	if deletion.CountsAsFailedCreation() {
+		x.State.CreateFailed(group, action.Reason)
+	}
+	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
+		x.State.RolloutFailed(group, action.Reason)
+	}
+}
+
+// preserve makes the intent to preserve a failed instance durable, asks operators to drain its node, and removes it
+// from its load balancers. Like mark, it changes nothing if the record has changed since the plan was made. If the
+// instance is preserved already, it only repeats the removal.
+func (x *Executor) preserve(ctx context.Context, group config.GroupKey, action plan.Action) error {
+	now := x.Env.Now()
+	preserved := false
+	var planned uint64
+	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
+		if planned == 0 {
+			planned = rec.Revision
+		}
+		preserved = action.Cause != plan.CauseNone && rec.Revision == planned &&
+			plan.RequestPreserve(rec, action.Why(), now)
+	})
+	if err != nil {
+		return err
+	}
+	if preserved {
+		x.countFailed(group, action)
+		event := shardstate.NewEvent(shardstate.EventPreserved, &rec, rec.Preserved.Reason)
+		event.Cause, event.Deadline, event.Drain = action.Cause, action.Deadline, !action.Deadline.IsZero()
+		x.State.Publish(event)
+	}
+	if rec.Preserved == nil || rec.State == record.Deleting {
+		return nil
+	}
+	return x.setBalanced(ctx, action.Instance, false)
 }
 
 // drain announces that the instance's node must be drained, and removes the instance from its load balancers. If a load

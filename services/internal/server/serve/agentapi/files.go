@@ -207,7 +207,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if !ok || group.RuntimeHash == "" {
 		return nil, nil // the group was deleted: the instance keeps its files until it is deleted too
 	}
-	if mayBeCertified(&view.Record) != nil {
+	if mayBeCertified(&view.Record) != nil || view.Record.Preserved != nil {
 		return nil, nil // it keeps its files until it is terminated
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -49,7 +49,11 @@ func (c *call) ListInstances(_ context.Context, req *nstancev1.ListInstancesRequ
 			return nil, invalid("page_token", "%v", err)
 		}
 	}
-	views, more := pageOf(c.state().Instances(c.tenant, req.GetGroup()), req.GetPageSize(),
+	all := c.state().Instances(c.tenant, req.GetGroup())
+	if req.GetPreserved() {
+		all = slices.DeleteFunc(all, func(v shardstate.InstanceView) bool { return v.Record.Preserved == nil })
+	}
+	views, more := pageOf(all, req.GetPageSize(),
 		func(v shardstate.InstanceView) bool { return v.Record.ID.Compare(after) > 0 })
 	answer := &nstancev1.ListInstancesResponse{}
 	for _, view := range views {
@@ -133,13 +137,35 @@ func (c *call) DeleteInstance(_ context.Context, req *nstancev1.DeleteInstanceRe
 	return answer, nil
 }
 
+// ReleaseInstance deletes a preserved instance, as DeleteInstance does. Unlike DeleteInstance, it refuses an instance
+// that is not preserved.
+func (c *call) ReleaseInstance(ctx context.Context, req *nstancev1.ReleaseInstanceRequest) (
+	*nstancev1.ReleaseInstanceResponse, error) {
+	view, err := c.instance(req.GetInstanceId())
+	switch {
+	case err != nil:
+		return nil, err
+	case view.Record.Preserved == nil:
+		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not preserved: it is %s",
+			view.Record.ID, view.Record.State)
+	case view.Record.State == record.Deleting:
+		return &nstancev1.ReleaseInstanceResponse{Instance: c.instanceStatus(view)}, nil
+	}
+	answer, err := c.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: req.GetInstanceId(),
+		Reason: "released by operator " + c.operator.String()})
+	return &nstancev1.ReleaseInstanceResponse{Instance: answer.GetInstance()}, err
+}
+
 // decrement lowers the size of an instance's group by one and marks the instance for removal. Both changes are one
 // write to the group's entry in the bucket. The planner deletes the marked instance afterwards (rule 44), even if the
 // leader changes before that. If the instance has the mark already, or is deleted, decrement changes nothing.
 func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
-	if view.Record.OnDemand {
+	switch {
+	case view.Record.OnDemand:
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
 			view.Record.ID)
+	case view.Record.Preserved != nil:
+		return nil, invalid("decrement", "instance %s is preserved and does not count towards a size", view.Record.ID)
 	}
 	key, id := c.key(view.Record.Group), view.Record.ID.String()
 	if view.Record.State != record.Deleted {
@@ -182,7 +208,8 @@ func (c *call) live(ids []ident.ID) (live []string) {
 	return live
 }
 
-// AcknowledgeDrained ends an instance's drain. It does nothing for an instance that is deleted or unknown.
+// AcknowledgeDrained ends an instance's drain. It does nothing for an instance that is deleted or unknown. If the
+// instance is preserved, its later deletion does not wait for another drain.
 func (c *call) AcknowledgeDrained(_ context.Context, req *nstancev1.AcknowledgeDrainedRequest) (
 	*nstancev1.AcknowledgeDrainedResponse, error) {
 	id, err := instanceID(req.GetInstanceId())
@@ -192,7 +219,7 @@ func (c *call) AcknowledgeDrained(_ context.Context, req *nstancev1.AcknowledgeD
 	rec, _, ok := c.state().Record(id)
 	switch {
 	case !ok || rec.Tenant != c.tenant:
-	case rec.State != record.Deleting:
+	case rec.State != record.Deleting && rec.Preserved == nil:
 		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not being deleted", id)
 	default:
 		c.state().Drained(id)
@@ -377,6 +404,8 @@ func (c *call) ProtectInstance(_ context.Context, req *nstancev1.ProtectInstance
 	switch {
 	case view.Record.OnDemand:
 		return nil, invalid("instance_id", "instance %s was created on demand: it is never replaced or chosen", id)
+	case protect && view.Record.Preserved != nil:
+		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is preserved", id)
 	case protect && (view.Record.State == record.Deleting || view.Record.State == record.Deleted):
 		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is %s", id, view.Record.State)
 	}

@@ -25,7 +25,7 @@ func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
 	if !exists {
 		after.Groups++
 	}
-	after.Instances += config.GroupSize(shard, key, spec) - have.LargestSize()
+	after.Instances += config.MostInstances(shard, key, spec) - have.MostInstances()
 	return c.refusal(codes.ResourceExhausted, key, config.CheckQuota(shard, key.Tenant, before, after))
 }
 

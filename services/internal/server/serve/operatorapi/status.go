@@ -24,6 +24,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted,
 		Kind: v.Kind, Arch: v.Arch,
 		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy),
+		Preserved:     uint32(v.Preserved),
 		ProviderIds:   v.ProviderIDs,
 		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
 		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
@@ -72,6 +73,10 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 		DeletedAt: timestamp(rec.DeletedAt),
 		Zone:      provider.Zone, Region: provider.Region,
 		Protected: slices.Contains(v.Protected, rec.ID),
+	}
+	if rec.Preserved != nil {
+		out.PreservedAt, out.PreserveReason = timestamp(rec.Preserved.At), rec.Preserved.Reason
+		out.PreservedUntil = timestamp(v.PreservedUntil)
 	}
 	if rec.Certificate != nil {
 		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)

@@ -151,14 +151,18 @@ func (c *call) WatchInstances(req *nstancev1.WatchInstancesRequest,
 	})
 }
 
-// deletions returns an event for each of the tenant's instances that is being deleted, and then the marker for the end
-// of the snapshot.
+// deletions returns an event for each of the tenant's instances that is being deleted or is preserved, and then the
+// marker for the end of the snapshot. An operator may not have learned that an instance was preserved, so its node is
+// drained unless an operator has acknowledged that to this leader.
 func (c *call) deletions() []*nstancev1.InstanceEvent {
 	var out []*nstancev1.InstanceEvent
 	now := c.Now()
 	for _, view := range c.state().Instances(c.tenant, "") {
 		rec := &view.Record
 		if rec.State != record.Deleting {
+			if rec.Preserved != nil {
+				out = append(out, c.preservation(view, now))
+			}
 			continue
 		}
 		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
@@ -167,6 +171,18 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 			Remaining: remaining(view.Plan.DeleteDeadline, now), Drain: plan.IsDraining(&view.Plan, now)})
 	}
 	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
+}
+
+// preservation returns an event that says that an instance is preserved.
+func (c *call) preservation(view shardstate.InstanceView, now time.Time) *nstancev1.InstanceEvent {
+	event := &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PRESERVED, Instance: c.instanceStatus(view),
+		Reason: view.Record.Preserved.Reason, At: timestamp(view.Record.Preserved.At)}
+	drain := c.state().DrainTimeout(c.key(view.Record.Group))
+	if event.Drain = drain > 0 && !view.Plan.Drained; event.GetDrain() {
+		deadline := now.Add(drain)
+		event.Deadline, event.Remaining = timestamp(deadline), remaining(deadline, now)
+	}
+	return event
 }
 
 // remaining returns the time from now to a deadline, at least 0. It returns nil if there is no deadline.
@@ -192,6 +208,7 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventDrainHook:       nstancev1.InstanceEvent_TYPE_DRAIN_HOOK,
 	shardstate.EventRecommendation:  nstancev1.InstanceEvent_TYPE_RECOMMENDATION,
 	shardstate.EventMaintenance:     nstancev1.InstanceEvent_TYPE_MAINTENANCE,
+	shardstate.EventPreserved:       nstancev1.InstanceEvent_TYPE_PRESERVED,
 }
 
 // instanceEvent renders an event with the current status of the instance.
