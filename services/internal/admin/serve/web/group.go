@@ -97,8 +97,9 @@ type rolloutView struct {
 	Done, Total uint32
 	Paused      bool
 	Waits       string
-	// Surge is the largest number of instances in a wave. Waves is the number of waves that are left.
-	Surge, Waves int
+	// Surge is the largest number of instances in a wave. Waves is the number of waves that are left. Running is the
+	// number of instances that are being replaced now.
+	Surge, Waves, Running int
 	// Replaced counts the instances that the rollout has replaced since its start, as far as the journal has it.
 	Replaced int
 	Since    time.Time
@@ -474,6 +475,11 @@ func progressOf(g *nstancev1.GroupStatus, settings config.GroupSpec, h *history,
 		v.Surge = settings.Rollout.MaxUnavailable
 	}
 	v.Waves = (int(outdated) + v.Surge - 1) / v.Surge
+	for _, r := range h.underWay(g.GetGroup(), now) {
+		if slices.Contains(rolloutCauses, r.Cause) {
+			v.Running++
+		}
+	}
 	if v.Replaced, v.Since = h.rolloutSpeed(g.GetGroup(), now); v.Replaced > 0 && !v.Paused && waits == "" {
 		v.ETA = now.Sub(v.Since) / time.Duration(v.Replaced) * time.Duration(outdated)
 		if v.ETA > 2*time.Minute {

@@ -176,7 +176,7 @@ func TestPages(t *testing.T) {
 			`href="/ui/shards/a/groups/workers"`, "no capacity for &lt;big&gt;"}},
 		{"/ui/shards/c", 404, []string{"There are: a, b."}},
 		{"/ui/shards/a/groups/workers", 200, []string{"1 healthy", "1 silent", "it is silent", "1 × rule 9 (silent)",
-			"lacks 1: no capacity for &lt;big&gt; (began <time",
+			"lacks 1: no capacity for &lt;big&gt;</li>", "Blocked: began <time",
 			`title="2026-07-28 09:00:00 UTC">1 h ago`, "in 1 min</time>",
 			`id="i-` + first}},
 		{"/ui/shards/a/groups/workers?class=silent", 200, []string{`id="i-` + second}},

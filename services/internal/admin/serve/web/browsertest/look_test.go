@@ -29,23 +29,28 @@ import (
 // instanceID returns an instance ID that contains the number n.
 func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n) }
 
-// newShard returns a shard with one group of n instances. The instance with index 1 is silent. The last instance is the
-// replacement of an instance that is gone.
+// newShard returns a shard with one group of n instances. The instance with index 1 is silent. In a group of at least 24,
+// the one with index 4 is not registered, and the one with index 5 is draining. The last instance is the replacement of
+// an instance that is gone.
 func newShard(n int) *fleettest.Shard {
 	at := func(ago time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-ago)) }
+	size, healthy := n, n-1
+	if n >= 24 {
+		size, healthy = n-1, n-3
+	}
 	s := &fleettest.Shard{LongPages: true,
 		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-2", Term: 7,
 			HeirId: "server-1", StandbyIds: []string{"server-1"}, LeaseLeft: durationpb.New(8400 * time.Millisecond),
 			ConfigEtag: "5d41402abc4b2a76", LeaderSince: at(30 * time.Hour), AgentsConnected: uint32(n)},
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
-		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
-			Healthy: uint32(n - 1), Outdated: uint32((n - 1) / 3), MergedJson: `{"template":"worker","instance_type":"m5.large","max_surge":5}`, Kind: "wrk",
-			Overridden: true, SpecJson: fmt.Sprintf(`{"size":%d}`, n),
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(size), ActualSize: uint32(size),
+			Healthy: uint32(healthy), Outdated: uint32((n - 1) / 3), MergedJson: `{"template":"worker","instance_type":"m5.large","max_surge":5}`, Kind: "wrk",
+			Overridden: true, SpecJson: fmt.Sprintf(`{"size":%d}`, size),
 			Etag:          "etag-1",
 			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {PlannedAt: at(0), Term: 7,
-			Desired: uint32(n), BlockedReason: "1 instance is silent", NextPlanAt: at(-30 * time.Second),
+			Desired: uint32(size), BlockedReason: "1 instance is silent", NextPlanAt: at(-30 * time.Second),
 			Actions: []*nstancev1.PlannedAction{{Kind: "mark_deleting", InstanceId: instanceID(1), Cause: "silent",
 				Reason: "it runs but is silent, and enough others are healthy"}}}},
 		InstanceEvents: make(chan *nstancev1.InstanceEvent, 10), GroupEvents: make(chan *nstancev1.GroupEvent, 10),
@@ -66,6 +71,12 @@ func newShard(n int) *fleettest.Shard {
 			HealthChecks: []*nstancev1.HealthCheckState{{Name: "kubelet",
 				Status: nstancev1.HealthCheckState_STATUS_PASSING}}}
 		verdict := &nstancev1.InstanceVerdict{InstanceId: instance.InstanceId, Rule: 14, RuleName: "healthy"}
+		if n >= 24 && i == 4 {
+			instance.State, instance.Health = "created", "unregistered"
+		}
+		if n >= 24 && i == 5 {
+			instance.State, instance.DeleteReason = "deleting", "it has an outdated configuration"
+		}
 		if i == 1 {
 			instance.Health, instance.HealthMessage = "silent", "no report for 41 s"
 			verdict.Rule, verdict.RuleName = 9, "silent"
@@ -74,7 +85,7 @@ func newShard(n int) *fleettest.Shard {
 		s.Explanations["workers"].Instances = append(s.Explanations["workers"].Instances, verdict)
 	}
 	last := instanceID(n - 1)
-	for i, e := range append(past(n), []*nstancev1.JournalEvent{
+	for i, e := range append(past(size), []*nstancev1.JournalEvent{
 		{Kind: "instance_lost", InstanceId: instanceID(9999), Cause: "lost", Actor: "provider", At: at(9 * time.Minute),
 			Message: "the connection of its agent was closed and the provider says terminated"},
 		{Kind: "instance_pending_deletion", InstanceId: instanceID(9999), Cause: "lost", Actor: "leader",
