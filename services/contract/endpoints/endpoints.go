@@ -87,6 +87,12 @@ func parts(text string) iter.Seq[string] {
 // check accepts an address that can be dialled: a host and a port from 1 to 65535.
 func check(addr string) error {
 	host, port, err := net.SplitHostPort(addr)
+	if scheme, _, url := strings.Cut(addr, "://"); url {
+		return fmt.Errorf("%q is a URL: leave out %s://, want host:port", addr, scheme)
+	}
+	if err != nil && !strings.ContainsAny(addr, ":[]/ ") && addr != "" {
+		return fmt.Errorf("%q has no port: want host:port", addr)
+	}
 	if err != nil {
 		return fmt.Errorf("%q is not an address: want host:port", addr)
 	}

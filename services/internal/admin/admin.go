@@ -64,7 +64,7 @@ func Run(ctx context.Context, args []string, version string, env Environment) in
 	}
 	var usage *usageError
 	if !a.started && !errors.As(err, &usage) {
-		err = &usageError{err: err} // an error of cobra itself: no command was started
+		err = ownWords(err) // an error of cobra itself: no command was started
 	}
 	a.report(err)
 	if errors.As(err, &usage) {
@@ -198,7 +198,7 @@ func (a *app) prepare(cmd *cobra.Command) {
 	case "group", "instance", "server", "context":
 		cmd.Aliases = append(cmd.Aliases, cmd.Name()+"s")
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageOf(cmd, err) })
+	cmd.SetFlagErrorFunc(flagError)
 	cmd.Flags().SortFlags, cmd.PersistentFlags().SortFlags = false, false
 	if cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() && cmd.Parent().Name() == "completion" {
 		return
@@ -210,8 +210,11 @@ func (a *app) prepare(cmd *cobra.Command) {
 		cmd.Args = func(cmd *cobra.Command, given []string) error {
 			if err := args(cmd, given); err != nil {
 				_, want, _ := strings.Cut(cmd.Use, " ")
-				return &usageError{err: fmt.Errorf("want the arguments %q, have %q", want, strings.Join(given, " ")),
-					hint: "usage: " + cmd.UseLine()}
+				text := fmt.Sprintf("want the arguments %q, have %q", want, strings.Join(given, " "))
+				if want == "" {
+					text = fmt.Sprintf("%s takes no arguments, have %q", cmd.CommandPath(), strings.Join(given, " "))
+				}
+				return &usageError{err: errors.New(text), hint: "usage: " + cmd.UseLine()}
 			}
 			return nil
 		}
@@ -222,7 +225,7 @@ func (a *app) prepare(cmd *cobra.Command) {
 				return nil
 			}
 			err := &usageError{err: errors.New("unknown command \"" + cmd.CommandPath() + " " + given[0] + "\""),
-				command: cmd.CommandPath()}
+				hint: cmd.CommandPath() + " --help lists the commands"}
 			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(given[0]); len(near) > 0 {
 				err.hint = "did you mean: " + strings.Join(near, ", ")

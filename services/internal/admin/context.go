@@ -147,9 +147,13 @@ func (a *app) contextUseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if len(file.Contexts) == 0 {
+			return withHint(fmt.Errorf("there is no context %q, and no other", args[0]),
+				"nstance-admin context --help shows how to write one")
+		}
 		if _, ok := file.Contexts[args[0]]; !ok {
-			return withHint(fmt.Errorf("there is no context %q", args[0]), "there are: %s",
-				cmp.Or(list(slices.Sorted(maps.Keys(file.Contexts))), "none"))
+			return withHint(fmt.Errorf("there is no context %q", args[0]), "%s",
+				near(args[0], slices.Sorted(maps.Keys(file.Contexts))))
 		}
 		file.Current = args[0]
 		text, err := yaml.Marshal(file)

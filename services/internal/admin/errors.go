@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/suggest"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -33,6 +37,46 @@ func usagef(format string, args ...any) error { return &usageError{err: fmt.Erro
 
 func usageOf(cmd *cobra.Command, err error) error {
 	return &usageError{err: err, command: cmd.CommandPath()}
+}
+
+// flagError returns the error about a flag, with what the user probably meant.
+func flagError(cmd *cobra.Command, err error) error {
+	usage := &usageError{err: err, command: cmd.CommandPath()}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if name, unknown := strings.CutPrefix(err.Error(), "unknown flag: --"); unknown {
+		if near := suggest.Nearest(name, names); near != "" {
+			usage.hint = "did you mean --" + near + "?"
+		}
+	}
+	if strings.Contains(err.Error(), "missing unit in duration") || strings.Contains(err.Error(), "invalid duration") {
+		usage.hint = "a duration is a number with a unit, such as 90s, 5m or 24h"
+	}
+	if text, _, number := strings.Cut(err.Error(), ": strconv."); number {
+		usage.err, usage.hint = errors.New(text), "give a number"
+	}
+	return usage
+}
+
+// exclusive matches cobra's error about flags that exclude each other.
+var exclusive = regexp.MustCompile(`^if any flags in the group \[.*\] are set none of the others can be; ` +
+	`\[(\S+) (\S+)\] were all set$`)
+
+// ownWords replaces an error of cobra by one in the words of this program.
+func ownWords(err error) error {
+	if flags := exclusive.FindStringSubmatch(err.Error()); flags != nil {
+		return &usageError{err: fmt.Errorf("--%s and --%s exclude each other", flags[1], flags[2]),
+			hint: "leave out one of them"}
+	}
+	return &usageError{err: err}
+}
+
+// near returns a hint with the name that is most similar to a name, and with all names.
+func near(name string, names []string) (hint string) {
+	if found := suggest.Nearest(name, names); found != "" {
+		hint = fmt.Sprintf("did you mean %q? ", found)
+	}
+	return hint + "there are: " + list(names)
 }
 
 // hintedError is an error with a hint about what to do next.
@@ -149,6 +193,8 @@ func (a *app) hintOf(err error) string {
 		return "it is unknown whether it was written; check, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "the bucket did not answer in time; a longer --storage-timeout waits longer"
+	case errors.Is(err, fs.ErrNotExist):
+		return "check the path: it is relative to the directory in which the command runs"
 	}
 	return ""
 }

@@ -125,7 +125,7 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 			", or take --all-shards; there are: " + list(known)}
 	case !slices.Contains(known, shard):
 		return nil, &usageError{err: fmt.Errorf("there is no address of shard %q in --servers", shard),
-			hint: "there are: " + list(known)}
+			hint: near(shard, known)}
 	}
 	return []string{shard}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"time"
@@ -117,7 +118,7 @@ func explainError(shard string, err error, now time.Time) *Error {
 	}
 	e.Hint = hint(e.Code)
 	if e.Code == codes.Unimplemented && strings.HasPrefix(e.Message, "unknown service") {
-		e.Hint = "it is another port of the server: give its operator port (8993 unless configured otherwise)"
+		e.Message, e.Hint = addr+" is a port of the server for other clients, not its operator port", operatorPort(addr)
 	}
 	if e.Code == codes.Unavailable {
 		switch {
@@ -137,6 +138,16 @@ func explainError(shard string, err error, now time.Time) *Error {
 
 // noise deletes from an error the text that gRPC puts before the cause of a lost connection.
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
+
+// operatorPort is the hint to use the operator port of a server.
+func operatorPort(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = "HOST"
+	}
+	return fmt.Sprintf("give the operator port in --servers: %s, unless operator_addr of the shard's configuration "+
+		"has another port", net.JoinHostPort(host, "8993"))
+}
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
 	var peer *operatorclient.PeerError
@@ -163,6 +174,10 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 	case errors.As(cause, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)),
 			"check this machine's clock"
+	}
+	if strings.Contains(cause.Error(), "does not look like a TLS handshake") {
+		return addr + " answers without TLS: it is not an operator port, but perhaps the port for health and metrics",
+			operatorPort(addr)
 	}
 	return fmt.Sprintf("%s: %v", addr, cause), "is a server running there, and is it the operator port (8993 unless " +
 		"configured otherwise)?"

@@ -107,6 +107,22 @@ func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, 
 func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServiceServer, hosts ...string) (addr string,
 	stop func()) {
 	t.Helper()
+	return c.serve(t, shard, authority.RoleOperator, func(g *grpc.Server) {
+		nstancev1.RegisterOperatorServiceServer(g, api)
+	}, api, hosts)
+}
+
+// ServePort starts a port of a server without an API, for clients with a role. The role is empty for the registration
+// port. The port is closed when the test ends.
+func (c *Cluster) ServePort(t testing.TB, shard string, role authority.Role) (addr string) {
+	t.Helper()
+	addr, _ = c.serve(t, shard, role, func(*grpc.Server) {}, nil, nil)
+	return addr
+}
+
+func (c *Cluster) serve(t testing.TB, shard string, role authority.Role, register func(*grpc.Server), api any,
+	hosts []string) (addr string, stop func()) {
+	t.Helper()
 	if len(hosts) == 0 {
 		hosts = []string{"127.0.0.1"}
 	}
@@ -123,12 +139,12 @@ func (c *Cluster) Serve(t testing.TB, shard string, api nstancev1.OperatorServic
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := transport.ServerOptions(source, authority.RoleOperator, slog.New(slog.DiscardHandler))
+	options := transport.ServerOptions(source, role, slog.New(slog.DiscardHandler))
 	if shard, ok := api.(*Shard); ok {
 		options = append(options, grpc.ChainUnaryInterceptor(shard.intercept))
 	}
 	server := grpc.NewServer(options...)
-	nstancev1.RegisterOperatorServiceServer(server, api)
+	register(server)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = server.Serve(listener) }) // ends with Stop
 	stop = sync.OnceFunc(func() {
