@@ -73,23 +73,33 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 	return detail, groupPath(shard, name) + "?done=" + url.QueryEscape(action), err
 }
 
-// deleteInstance deletes an instance.
-func (p *page) deleteInstance(r *http.Request) (detail, to string, err error) {
+// changeInstance deletes an instance, or ends the preservation of a failed one.
+func (p *page) changeInstance(r *http.Request) (detail, to string, err error) {
 	shard, id, err := p.instanceOf(r)
 	if err != nil {
 		return "", "", err
 	}
-	detail = fmt.Sprintf("delete instance %s of shard %s", id, shard)
+	action := r.PathValue("action")
+	detail = fmt.Sprintf("%s instance %s of shard %s", action, id, shard)
 	if err := confirm(r, lastCharacters(id)); err != nil {
 		return detail, "", err
 	}
-	reason := strings.TrimSpace(r.PostFormValue("reason"))
-	if reason == "" {
-		reason = "deleted on the page by " + clientOf(r).Name
+	only := []string{shard}
+	switch action {
+	case "delete":
+		reason := strings.TrimSpace(r.PostFormValue("reason"))
+		if reason == "" {
+			reason = "deleted on the page by " + clientOf(r).Name
+		}
+		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.DeleteInstance,
+			&nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason}))
+	case "release":
+		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ReleaseInstance,
+			&nstancev1.ReleaseInstanceRequest{InstanceId: id.String()}))
+	default:
+		return detail, "", &httpError{http.StatusNotFound, "There is no such action.", ""}
 	}
-	answers := fleet.Call(r.Context(), p.Fleet, []string{shard}, fleet.Client.DeleteInstance,
-		&nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason})
-	return detail, instancePath(shard, id.String()) + "?done=delete", errorOf(answers)
+	return detail, instancePath(shard, id.String()) + "?done=" + url.QueryEscape(action), err
 }
 
 func lastCharacters(id ident.ID) string {
@@ -119,5 +129,6 @@ func doneText(action string) string {
 	return map[string]string{
 		"pause": "The rollout is paused.", "resume": "The rollout goes on.",
 		"roll": "The rollout has begun.", "scale": "The size was changed.", "delete": "The instance is being deleted.",
+		"release": "The instance is released: it is being deleted.",
 	}[action]
 }

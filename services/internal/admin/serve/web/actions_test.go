@@ -7,12 +7,41 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 const (
 	groupPath    = "/ui/shards/a/groups/workers"
 	instancePath = "/ui/shards/a/instances/" + first
 )
+
+// TestRelease checks that the page shows a preserved instance with its reason, and that its form releases the instance.
+func TestRelease(t *testing.T) {
+	s := newSite(t, "")
+	s.a.Instances[0].PreservedAt = timestamppb.New(fleettest.Now.Add(-time.Minute))
+	s.a.Instances[0].PreservedUntil = timestamppb.New(fleettest.Now.Add(time.Hour))
+	s.a.Instances[0].PreserveReason = "its disk is full"
+	for path, want := range map[string]string{groupPath: "1 preserved",
+		instancePath: "Preserved because its disk is full"} {
+		if text := s.text(t, path, http.StatusOK); !strings.Contains(text, want) {
+			t.Errorf("%s: there is no %q in\n%s", path, want, text)
+		}
+	}
+	resp := s.do(t, request{method: http.MethodPost, path: instancePath + "/release",
+		form: url.Values{"confirm": {"000000"}}})
+	resp.Body.Close()
+	if to := resp.Header.Get("Location"); to != instancePath+"?done=release" ||
+		s.a.Instances[0].GetDeleteReason() != "released" {
+		t.Error(resp.Status, to, s.a.Instances[0])
+	}
+	if text := s.text(t, groupPath, http.StatusOK); !strings.Contains(text, "1 draining") {
+		t.Error(text)
+	}
+}
 
 // TestActions checks that each form makes its change, that the browser is then sent to the right address, and that the
 // log names the person.

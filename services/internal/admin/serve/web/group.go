@@ -130,16 +130,19 @@ func (r row) Marks() string {
 }
 
 // classes are the classes of instances. Classes that need attention come first.
-var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "draining", "healthy", "deleted"}
+var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "preserved", "draining", "healthy",
+	"deleted"}
 
-// classOf returns "deleted" for a deleted instance, and "draining" for one that is being deleted. For other instances
-// it returns their health.
+// classOf returns "deleted" for a deleted instance, "draining" for one that is being deleted, and "preserved" for a
+// failed one that is preserved. For other instances it returns their health.
 func classOf(i *nstancev1.InstanceStatus) string {
 	switch {
 	case i.GetState() == "deleted":
 		return "deleted"
 	case i.GetState() == "deleting":
 		return "draining"
+	case i.GetPreservedAt() != nil:
+		return "preserved"
 	case !slices.Contains(classes, i.GetHealth()):
 		return "unknown"
 	}

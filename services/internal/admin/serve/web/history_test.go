@@ -115,12 +115,14 @@ func TestProgress(t *testing.T) {
 		want  string
 	}{
 		{&nstancev1.GroupStatus{Group: "g", ActualSize: 10}, "none"},
-		{&nstancev1.GroupStatus{Group: "g", ActualSize: 10, Outdated: 4}, "6 of 10, 2 waves, 1 now, 2 in 40s, 1m20s left"},
+		{&nstancev1.GroupStatus{Group: "g", ActualSize: 10, Outdated: 4},
+			"6 of 10, 2 waves, 1 now, 2 in 40s, 1m20s left"},
 		{&nstancev1.GroupStatus{Group: "g", ActualSize: 10, Outdated: 4, Paused: true},
 			"6 of 10, 2 waves, 1 now, 2 in 40s, 0s left"},
 		{&nstancev1.GroupStatus{Group: "g", ActualSize: 10, Outdated: 4, RolloutWaits: "windows"},
 			"6 of 10, 2 waves, 1 now, 2 in 40s, 0s left"},
-		{&nstancev1.GroupStatus{Group: "new", ActualSize: 10, Outdated: 4}, "6 of 10, 2 waves, 0 now, 0 in 0s, 0s left"},
+		{&nstancev1.GroupStatus{Group: "new", ActualSize: 10, Outdated: 4},
+			"6 of 10, 2 waves, 0 now, 0 in 0s, 0s left"},
 	} {
 		got := "none"
 		if v := progressOf(test.group, config.GroupSpec{MaxSurge: &surge}, &h, now); v != nil {

@@ -119,7 +119,7 @@ func (p *page) routes() []route {
 		{http.MethodGet, "shards/{shard}/groups/{group}", p.read(p.showGroup)},
 		{http.MethodGet, "shards/{shard}/instances/{instance}", p.read(p.showInstance)},
 		{http.MethodPost, "shards/{shard}/groups/{group}/{action}", p.change(p.changeGroup)},
-		{http.MethodPost, "shards/{shard}/instances/{instance}/delete", p.change(p.deleteInstance)},
+		{http.MethodPost, "shards/{shard}/instances/{instance}/{action}", p.change(p.changeInstance)},
 		{http.MethodGet, "events", p.read(p.showEvents)},
 		{http.MethodGet, "config", p.read(p.showConfig)},
 		{http.MethodGet, "live", p.serveLive},
