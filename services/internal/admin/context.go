@@ -65,7 +65,7 @@ func (a *app) readContexts() (contextFile, error) {
 	var file contextFile
 	if err := yaml.UnmarshalStrict(text, &file); err != nil {
 		return contextFile{}, withHint(fmt.Errorf("read contexts: %s: %w", path, err),
-			"docs/reference/admin.md shows the form of the file")
+			"docs/reference/admin-other.md shows the form of the file")
 	}
 	return file, nil
 }
