@@ -207,7 +207,8 @@ func tone(name string) string {
 	case "unhealthy", "silent", "failing", "lost", "alert_raised", "registration_refused", "config_refused",
 		"events_lost":
 		return "bad"
-	case "stopping", "starting", "unregistered", "deleting", "draining", "preserved", "pending_deletion", "notice", "leader_ended":
+	case "stopping", "starting", "unregistered", "deleting", "draining", "preserved", "pending_deletion", "notice",
+		"leader_ended":
 		return "warn"
 	}
 	return "idle"
