@@ -34,6 +34,9 @@ func (c *checker) groups() {
 			if len(spec.Protected) > 0 {
 				c.add(at+".protected", "is written by the server, in groups/")
 			}
+			if len(spec.Overrides) > 0 {
+				c.add(at+".overrides", "is written by the server, in groups/")
+			}
 			used[spec.Template] = true
 			c.inShard(GroupKey{tenant, name}, spec, at)
 			if t, ok := c.s.Templates[spec.Template]; ok {

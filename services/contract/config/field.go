@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // field is a field of a config type, as described by its tags. Fields of embedded structs count as fields of the outer
@@ -132,6 +133,9 @@ func clone(v reflect.Value) reflect.Value {
 			out.Set(clone(v.Elem()))
 		}
 	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			return v
+		}
 		for i := range v.NumField() {
 			out.Field(i).Set(clone(v.Field(i)))
 		}
@@ -155,7 +159,7 @@ func clone(v reflect.Value) reflect.Value {
 	return out
 }
 
-// cloned is clone for typed values. A value may hold only the types of this package and decoded JSON, which have no
+// cloned is clone for typed values. A value may hold only the types of this package, times, and decoded JSON, which have no
 // unexported fields and no cycles.
 func cloned[T any](v T) T {
 	var out T

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
@@ -24,15 +25,14 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 }
 
 // serverFields lists the fields of an entry in groups/ that only the server sets.
-var serverFields = []string{"deleted", "removed", "protected"}
+var serverFields = []string{"deleted", "removed", "protected", "overrides"}
 
 // Override returns the fields of an entry in groups/ that apply to a static group: those that operators may change in
 // whole or in part, and those that only the server sets.
 func (s GroupSpec) Override() GroupSpec {
 	return withFields[GroupSpec](s, func(name string) bool {
-		return name == "removed" || name == "protected" || slices.ContainsFunc(operatorFields, func(path string) bool {
-			return within(path, name)
-		})
+		return name != "deleted" && slices.Contains(serverFields, name) ||
+			slices.ContainsFunc(operatorFields, func(path string) bool { return within(path, name) })
 	})
 }
 
@@ -79,7 +79,7 @@ func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	total := map[string]Usage{}
 	for key, g := range out {
 		if c.s.Terminating {
-			g.Size, g.Schedules = 0, nil
+			g.FixSize(0)
 		}
 		total[key.Tenant] = total[key.Tenant].Add(g)
 		g.RuntimeHash, g.InfraHash = c.s.runtimeHash(g), infraHash(g)
@@ -102,7 +102,7 @@ func (c *checker) override(key GroupKey, static, entry GroupSpec) *GroupSpec {
 	for _, name := range restricted(entry) {
 		c.add(ChildPath(path, name), "is ignored: the group is static").warning = true
 	}
-	override := entry.Override()
+	override := c.s.Current(key, entry, time.Time{})
 	c.rendersWith(key, static, override, path)
 	return &override
 }

@@ -84,6 +84,9 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		}
 	}
 	if override != nil {
+		if g.SizeUntil = override.Overrides[pathSize].until(); !g.SizeUntil.IsZero() {
+			g.ConfiguredSize = deref(s.settings(spec, nil).spec.Size)
+		}
 		full = *override // only the server sets these, in groups/
 	}
 	g.Removed, g.Protected = instanceIDs(full.Removed), instanceIDs(full.Protected)

@@ -1,43 +1,57 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
+	"time"
 )
 
-// Overridden describes the changes from before to after that have no effect on static groups, because an operator set
-// another value at run time. There is one line for each group and field.
-func Overridden(before, after *Shard, overrides Groups) []string {
-	from, _ := before.Merged(Groups{})
-	to, _ := after.Merged(Groups{})
-	var lines []string
-	for key, g := range to {
-		override, ok := overrides.Tenants[key.Tenant][key.Group]
-		old, existed := from[key]
-		if !ok || !existed {
-			continue
-		}
-		add := func(field string, old, configured, set any) {
-			if old != configured {
-				lines = append(lines,
-					fmt.Sprintf("The change of %s in group %s from %v to %v has no effect: an operator "+
-						"set %v at run time. To end this override, run \"nstance-admin group delete %s --shard "+
-						"%s\". It keeps "+
-						"a group of the "+
-						"configuration.", field, key, old, configured, set, key.Group, after.Server.Shard))
+// Overridden describes the changes from before to after of fields of static groups that operators have set, one line
+// for each group and field. kept are the changes without effect, because the operator's value is pinned. ended are the
+// changes that end the operator's value.
+func Overridden(before, after *Shard, overrides Groups) (kept, ended []string) {
+	before, after = before.WithDefaults(), after.WithDefaults()
+	for tenant, groups := range overrides.Tenants {
+		for name, entry := range groups {
+			key := GroupKey{tenant, name}
+			if _, stays := after.Groups[tenant][name]; !stays {
+				continue
+			}
+			configured := after.configuredValues(key)
+			for _, f := range before.SetFields(key, entry, time.Time{}) {
+				to := configured[f.Path]
+				if f.Path == pathRevision || reflect.DeepEqual(f.Configured, to) {
+					continue
+				}
+				who := firstOf(f.By, "an operator")
+				if f.At != "" {
+					who += " (at " + f.At + ")"
+				}
+				change := fmt.Sprintf("The change of %s in group %s from %s to %s", f.Path, key, valueText(f.Configured),
+					valueText(to))
+				if !f.Pinned {
+					ended = append(ended, fmt.Sprintf("%s ends the value %s, which %s set.", change, valueText(f.Value),
+						who))
+					continue
+				}
+				kept = append(kept, fmt.Sprintf("%s has no effect: %s set %s and pinned it. To end this override, run "+
+					"\"nstance-admin group reset %s --shard %s\".", change, who, valueText(f.Value), name,
+					after.Server.Shard))
 			}
 		}
-		if override.Size != nil {
-			add("size", old.Size, g.Size, *override.Size)
-		}
-		if override.InstanceType != "" {
-			add("instance_type", firstOf(old.InstanceType, "none"), firstOf(g.InstanceType, "none"),
-				override.InstanceType)
-		}
-		for name, value := range override.Vars {
-			add("variable "+name, quote(old.Vars[name]), quote(g.Vars[name]), quote(value))
-		}
 	}
-	slices.Sort(lines)
-	return lines
+	slices.Sort(kept)
+	slices.Sort(ended)
+	return kept, ended
+}
+
+// valueText returns a value of a setting as JSON, or "none".
+func valueText(value any) string {
+	text, err := json.Marshal(value)
+	if value == nil || err != nil {
+		return "none"
+	}
+	return string(text)
 }

@@ -181,6 +181,25 @@ func (p Patch) Empty() bool { return len(p.tree) == 0 }
 // Fields returns the names of the group's fields that the patch sets or removes, sorted.
 func (p Patch) Fields() []string { return sortedKeys(p.tree) }
 
+// Paths returns the paths of the values that the patch sets, and of those that it removes, each sorted.
+func (p Patch) Paths() (set, removed []string) {
+	var visit func(tree map[string]any, path string)
+	visit = func(tree map[string]any, path string) {
+		for _, name := range sortedKeys(tree) {
+			at := ChildPath(path, name)
+			if below, ok := tree[name].(map[string]any); ok {
+				visit(below, at)
+			} else if tree[name] == nil {
+				removed = append(removed, at)
+			} else {
+				set = append(set, at)
+			}
+		}
+	}
+	visit(p.tree, "")
+	return set, removed
+}
+
 // JSON returns the patch as a JSON object.
 func (p Patch) JSON() string {
 	var out bytes.Buffer

@@ -96,7 +96,7 @@ func TestPatchBetween(t *testing.T) {
 // one is tested too.
 func randomGroup(r *rand.Rand) (g GroupSpec) {
 	fillRandom(r, reflect.ValueOf(&g).Elem())
-	g.Deleted, g.Removed, g.Protected = GroupSpec{}.Deleted, GroupSpec{}.Removed, GroupSpec{}.Protected
+	g.Deleted, g.Removed, g.Protected, g.Overrides = false, nil, nil, nil
 	return g
 }
 

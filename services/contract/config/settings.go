@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Settings are all settings of a group that are in force: its own, and those that it inherits from an override, its
@@ -39,6 +40,7 @@ func (s *Shard) SettingsOf(key GroupKey, groups Groups) Settings {
 	entry, exists := groups.Get(key)
 	switch spec, static := s.Groups[key.Tenant][key.Group]; {
 	case static && exists && !entry.Deleted: // a deleted dynamic group overrides nothing
+		entry = s.Current(key, entry, time.Time{})
 		return s.Settings(spec, &entry)
 	case static:
 		return s.Settings(spec, nil)

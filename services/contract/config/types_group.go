@@ -56,6 +56,9 @@ type GroupSpec struct {
 	// IDs of instances that a person protects from rollouts, eligible_age and a smaller size. Only the server sets
 	// this, in groups/{shard}.jsonc.
 	Protected []string `json:"protected,omitempty" support:"plain"`
+	// Records of the fields of a static group that operators have set, by path. Only the server sets this, in
+	// groups/{shard}.jsonc.
+	Overrides map[string]Override `json:"overrides,omitempty" support:"present"`
 }
 
 // Rollout says how the instances of a group are replaced after a change of their configuration: in waves of up to
@@ -211,17 +214,21 @@ type Group struct {
 	// Removed are instances to delete because an operator lowered the size and chose them.
 	Removed []ident.ID `json:",omitempty"`
 	// Protected are instances that no rollout replaces and no smaller size deletes.
-	Protected     []ident.ID `json:",omitempty"`
-	Template      string
-	Kind, Arch    string
-	Size          int
-	InstanceType  string
-	InstanceTypes []string // fallbacks, in order, after InstanceType
-	SubnetPool    string
-	Subnets       []string // of the pool, in order
-	Args          map[string]any
-	Vars          map[string]string
-	Files         map[string]File
+	Protected  []ident.ID `json:",omitempty"`
+	Template   string
+	Kind, Arch string
+	Size       int
+	// SizeUntil is the time at which an operator's size ends; zero: never.
+	SizeUntil time.Time `json:",omitzero"`
+	// ConfiguredSize is the size from the time SizeUntil on.
+	ConfiguredSize int `json:",omitempty"`
+	InstanceType   string
+	InstanceTypes  []string // fallbacks, in order, after InstanceType
+	SubnetPool     string
+	Subnets        []string // of the pool, in order
+	Args           map[string]any
+	Vars           map[string]string
+	Files          map[string]File
 	// HealthChecks are those of the template, with their defaults.
 	HealthChecks map[string]HealthCheck `json:",omitempty"`
 	// Drain is that of the template, with its defaults; nil: none.

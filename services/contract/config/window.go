@@ -196,7 +196,13 @@ func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 	if g.Deleted {
 		return g.Size, time.Time{}
 	}
-	size = g.Size
+	switch size = g.Size; {
+	case g.SizeUntil.IsZero():
+	case now.Before(g.SizeUntil):
+		until = g.SizeUntil
+	default:
+		size = g.ConfiguredSize
+	}
 	var begun time.Time
 	for _, s := range g.Schedules {
 		last, next := s.around(now)
@@ -213,9 +219,14 @@ func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 // MostInstances returns how many instances of a group count towards the quota of its tenant: its largest size at any
 // time, and the failed instances that it keeps.
 func (g *Group) MostInstances() int {
-	size := g.Size
+	size := max(g.Size, g.ConfiguredSize)
 	for _, s := range g.Schedules {
 		size = max(size, s.Size)
 	}
 	return size + g.Preserve.Max
+}
+
+// FixSize gives the group a size that does not change with the time.
+func (g *Group) FixSize(size int) {
+	g.Size, g.Schedules, g.SizeUntil, g.ConfiguredSize = size, nil, time.Time{}, 0
 }

@@ -229,6 +229,13 @@ func TestTranscripts(t *testing.T) {
 		"explain-group-create-rate-limit": {args: "explain group workers --shard us-b", b: limited},
 		"group-describe-missing":          {args: "group status nobody --shard us-a"},
 		"group-scale":                     {args: "group scale workers 5 --shard us-a"},
+		"group-list-set":                  {args: "group list --shard us-b", b: scaledByAlice},
+		"group-describe-set":              {args: "group describe workers --shard us-b", b: scaledByAlice},
+		"group-reset":                     {args: "group reset workers --shard us-b --yes", b: scaledByAlice},
+		"group-reset-dry":                 {args: "group reset workers --shard us-b --dry-run", b: scaledByAlice},
+		"group-reset-dynamic":             {args: "group reset batch --shard us-a --yes"},
+		"group-reset-bad":                 {args: "group reset workers --field siez --shard us-a --yes"},
+		"group-scale-past":                {args: "group scale workers 5 --until -2h --shard us-a"},
 		"group-scale-all": {args: "group scale workers 5 --all-shards --per-shard", b: func(s *fleettest.Shard) {
 			s.Groups = s.Groups[1:]
 		}},
@@ -584,5 +591,15 @@ func TestHelp(t *testing.T) {
 	})
 	if commands < 30 {
 		t.Error(commands, "commands only")
+	}
+}
+
+// scaledByAlice gives the group "workers" a size and a type that an operator has set.
+func scaledByAlice(s *fleettest.Shard) {
+	at := timestamppb.New(fleettest.Clock().Add(-10 * time.Minute))
+	s.Groups[0].Overridden = true
+	s.Groups[0].Overrides = []*nstancev1.GroupOverride{
+		{Path: "instance_type", Value: `"large"`, By: "bob", At: at, Pinned: true},
+		{Path: "size", Value: fmt.Sprint(s.Groups[0].GetSize()), Configured: "6", By: "alice", At: at},
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -294,7 +295,8 @@ func planOf(c compared) configPlan {
 		if _, detail := change.Warning(); detail != "" {
 			plan.Effects = strings.Split(detail, "\n")
 		}
-		plan.Effects = append(plan.Effects, config.Overridden(c.before, c.after, c.overrides)...)
+		kept, ended := config.Overridden(c.before, c.after, c.overrides)
+		plan.Effects = slices.Concat(plan.Effects, kept, ended)
 	}
 	return plan
 }

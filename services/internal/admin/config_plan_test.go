@@ -88,7 +88,7 @@ func overrideSize(t *testing.T, state *clusterstate.State, size int) {
 }
 
 // noEffect is a part of the warning of a change of the size from 2 to 3 that the size 5 of [overrideSize] overrides.
-const noEffect = "The change of size in group default/workers from 2 to 3 has no effect: an operator set 5 at run time"
+const noEffect = "The change of size in group default/workers from 2 to 3 has no effect: an operator set 5 and pinned it"
 
 // TestConfigPlanWarnsOfOverride checks that "config plan", "config push" and its dry run warn of a changed size that has
 // no effect, and name the command that ends the override.
@@ -105,7 +105,7 @@ func TestConfigPlanWarnsOfOverride(t *testing.T) {
 			{"config", "push", path, "--dry-run"}} {
 			stdout, stderr, code := b.run(t, b.args(args...)...)
 			if code != exitOK || strings.Contains(stdout+stderr, noEffect) != overridden || overridden &&
-				!strings.Contains(stdout+stderr, "nstance-admin group delete workers --shard dev-1") {
+				!strings.Contains(stdout+stderr, "nstance-admin group reset workers --shard dev-1") {
 				t.Errorf("overridden %v, %q: exit code %d\n%s%s", overridden, args, code, stdout, stderr)
 			}
 		}

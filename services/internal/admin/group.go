@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -33,7 +34,7 @@ new configuration.
 The commands of "group" see only groups of the tenant for which the identity in use was
 registered.`}
 	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
-		a.groupCreateCommand(), a.groupSetCommand(),
+		a.groupCreateCommand(), a.groupSetCommand(), a.groupResetCommand(),
 		a.groupDeleteCommand(), a.groupPauseCommand(), a.groupResumeCommand(), a.groupRollCommand())
 	return cmd
 }
@@ -75,7 +76,7 @@ func (a *app) none(failed []*fleet.Error, text string) error {
 func (a *app) groupRow(shard string, g *nstancev1.GroupStatus) []cell {
 	settings := config.ReadSettings(g.GetMergedJson())
 	row := plain(shard, g.GetGroup(), num(g.GetSize()), num(g.GetActualSize()), num(g.GetHealthy()), settings.Template,
-		settings.InstanceType, settings.SubnetPool, origin(g), note(g))
+		settings.InstanceType, settings.SubnetPool, origin(g), a.listNote(g))
 	if g.GetActualSize() != g.GetSize() {
 		row[3].paint = a.style.out.warn
 	}
@@ -95,6 +96,19 @@ func origin(g *nstancev1.GroupStatus) string {
 		return "static"
 	}
 	return "dynamic"
+}
+
+// listNote is note, with the fields that operators have set.
+func (a *app) listNote(g *nstancev1.GroupStatus) string {
+	var parts []string
+	if size := fleet.SizeText(g, a.Now()); size != num(g.GetSize()) {
+		parts = append(parts, "size "+size)
+	}
+	parts = append(parts, fleet.OverrideTexts(g, a.Now())...)
+	if text := note(g); text != "" {
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "; ")
 }
 
 func note(g *nstancev1.GroupStatus) string {
@@ -136,7 +150,7 @@ func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsR
 				fmt.Fprintln(w)
 			}
 			first = false
-			if err := writeFacts(w, a.style.out, groupFacts(answer.Shard, g)); err != nil {
+			if err := writeFacts(w, a.style.out, a.groupFacts(answer.Shard, g)); err != nil {
 				return err
 			}
 			if settings := settingFacts(g); len(settings) > 0 {
@@ -153,13 +167,15 @@ func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsR
 	return nil
 }
 
-func groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
-	size := fmt.Sprintf("%d desired, %d actual, %d healthy", g.GetSize(), g.GetActualSize(), g.GetHealthy())
+func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
+	desired := strings.Replace(fleet.SizeText(g, a.Now()), num(g.GetSize()), num(g.GetSize())+" desired", 1)
+	size := fmt.Sprintf("%s, %d actual, %d healthy", desired, g.GetActualSize(), g.GetHealthy())
 	if n := g.GetPreserved(); n > 0 {
 		size += fmt.Sprintf(", and %d preserved", n)
 	}
 	return []fact{
 		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
+		{"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
 		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
 		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
 		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},
@@ -212,12 +228,10 @@ func lines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
 
 func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "delete GROUP", Short: "Delete a dynamic group, or the changes to a static one",
-		Args: cobra.ExactArgs(1),
-		Long: `Deletes a dynamic group: the leader drains and terminates its instances. For a static
-group, the command removes only the changes that operators made to the group. The values
-of the configuration then apply again. To delete the static group itself, remove it from
-the configuration.`,
+		Use: "delete GROUP", Short: "Delete a dynamic group", Args: cobra.ExactArgs(1),
+		Long: `Deletes a dynamic group: the leader drains and terminates its instances. To delete a static
+group, remove it from the configuration. To give a static group the values of the
+configuration again, use "group reset".`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
@@ -228,9 +242,6 @@ the configuration.`,
 			return err
 		}
 		line := func(answer fleet.Answer[*nstancev1.DeleteGroupResponse]) string {
-			if answer.Message.GetRestoredStatic() {
-				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
-			}
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
 		}
 		return ask(cmd.Context(), a, s, *f, "deleting in", fleet.Client.DeleteGroup,
@@ -319,7 +330,9 @@ func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
 		Long: `Changes only the size of a group. If somebody changes other settings of the group at the
-same time, these changes remain. For several shards, add one of two flags. With
+same time, these changes remain. A static group keeps the size until the configuration has
+another one, until the time of --until, or until "group reset". With --pin, it also keeps
+the size when the configuration changes. For several shards, add one of two flags. With
 --per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly among
 the shards that have the group.
 
@@ -336,12 +349,17 @@ healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
   nstance-admin group scale workers +2 --shard us-west-2a
   nstance-admin group scale workers 9 --all-shards --total
+  nstance-admin group scale workers 8 --until 2h --shard us-west-2a
   nstance-admin group scale workers 0 --all-shards --per-shard --yes`,
 	}
 	var total, perShard bool
 	cmd.Flags().BoolVar(&total, "total", false, "with several shards: SIZE is the sum over all of them")
 	cmd.Flags().BoolVar(&perShard, "per-shard", false, "with several shards: SIZE is the size in each of them")
 	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
+	var pin bool
+	var until time.Duration
+	cmd.Flags().BoolVar(&pin, "pin", false, pinHelp)
+	cmd.Flags().DurationVar(&until, "until", 0, "time after which a static group has its configured size again, such as 2h")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseInt(args[1], 10, 32)
@@ -361,7 +379,13 @@ healthy.`,
 				return err
 			}
 		}
-		scaling := fleet.Scaling{Size: int(size), By: by, Total: total}
+		scaling := fleet.Scaling{Size: int(size), By: by, Total: total, Pin: pin}
+		if cmd.Flags().Changed("until") {
+			if until <= 0 {
+				return usageOf(cmd, fmt.Errorf("--until %s is not more than zero", until))
+			}
+			scaling.Until = a.Now().Add(until)
+		}
 		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], scaling); done || err != nil {
 			return err
 		}
@@ -370,8 +394,8 @@ healthy.`,
 		}
 		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
 			g := answer.Message.GetGroup()
-			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, g.GetGroup(),
-				*answer.PreviousSize, g.GetSize(), g.GetActualSize())
+			return fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, g.GetGroup(),
+				*answer.PreviousSize, fleet.SizeText(g, a.Now()), g.GetActualSize())
 		}))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
@@ -578,6 +602,9 @@ func (a *app) groupSetCommand() *cobra.Command {
 		Long: "Changes settings of a group, and keeps the others. Of a static group, only these can be\nchanged: " +
 			strings.Join(config.OperatorFields(), ", ") + ".\n\n" + settingsHelp + `
 
+In a static group, a changed value in the configuration ends a value that was set with
+this command. To end it earlier, use "group reset". To keep it, add --pin.
+
 A change may replace the instances of the group, or delete some. So the command asks for a
 confirmation on a terminal, and needs --yes elsewhere.`,
 		Example: `  nstance-admin group set workers --set instance_type=m7g.large --shard us-west-2a
@@ -586,6 +613,8 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 	given := settingsFlags(cmd)
 	cmd.Flags().StringArrayVar(&given.unset, "unset", nil,
 		"PATH of a setting that the group then takes from its template again; may be repeated")
+	var pin bool
+	cmd.Flags().BoolVar(&pin, "pin", false, pinHelp)
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		patch, err := a.patch(cmd, given)
@@ -605,7 +634,7 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
 		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
-			Group: args[0], Patch: patch.JSON(), MustExist: true}, lines(line))
+			Group: args[0], Patch: patch.JSON(), MustExist: true, Pin: &pin}, lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd

@@ -53,6 +53,8 @@ var parity = map[string]struct{ args, request, body string }{
 		`{"template": "worker"}`},
 	"group set": {"workers --set vars.a=b --yes", "POST /group?group=workers&must_exist=true",
 		`{"vars": {"a": "b"}}`},
+	"group reset": {"workers --yes", "POST /group?group=workers&must_exist=true, GET /groups?group=workers",
+		`{"size": null}`},
 	"group delete":      {"batch --yes", "POST /group/delete", `{"group": "batch"}`},
 	"instance release":  {firstID + " --yes", "POST /instance/release", `{"instance_id": "` + firstID + `"}`},
 	"instance list":     {"", "GET /instances", ""},

@@ -65,8 +65,8 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 				return false, "", answer.Err
 			}
 			g := answer.Message.GetGroups()[0]
-			text := fmt.Sprintf("group %s: size %d, %d there, %d healthy, %d outdated", g.GetGroup(), g.GetSize(),
-				g.GetActualSize(), g.GetHealthy(), g.GetOutdated())
+			text := fmt.Sprintf("group %s: size %s, %d there, %d healthy, %d outdated", g.GetGroup(),
+				fleet.SizeText(g, a.Now()), g.GetActualSize(), g.GetHealthy(), g.GetOutdated())
 			if why := note(g); why != "" {
 				text += ": " + why
 			}

@@ -61,7 +61,7 @@ func TestChangedGroupIsAppliedAlone(t *testing.T) {
 			reads)
 	}
 	size := 0
-	_, err := p.server.manager.Upsert(t.Context(), config.GroupKey{Tenant: "default", Group: "g7"}, "",
+	_, err := p.server.manager.Upsert(t.Context(), config.GroupKey{Tenant: "default", Group: "g7"}, "", config.Caller{},
 		func(spec *config.GroupSpec, _ bool) error {
 			spec.Vars, spec.Size = map[string]string{"v": "1"}, &size
 			return nil

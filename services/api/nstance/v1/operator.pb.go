@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1282,6 +1282,8 @@ type GroupStatus struct {
 	Preserved uint32 `protobuf:"varint,41,opt,name=preserved,proto3" json:"preserved,omitempty"`
 	// Paths of the settings in merged_json that nobody has set, so that they have their default.
 	Defaults []string `protobuf:"bytes,33,rep,name=defaults,proto3" json:"defaults,omitempty"`
+	// Fields of a static group that operators have set, sorted by path.
+	Overrides []*GroupOverride `protobuf:"bytes,34,rep,name=overrides,proto3" json:"overrides,omitempty"`
 	// Set while the group's rollout is halted, or the group runs its last good configuration instead of its present one.
 	Halted        *GroupHalt `protobuf:"bytes,40,opt,name=halted,proto3" json:"halted,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1486,6 +1488,13 @@ func (x *GroupStatus) GetDefaults() []string {
 	return nil
 }
 
+func (x *GroupStatus) GetOverrides() []*GroupOverride {
+	if x != nil {
+		return x.Overrides
+	}
+	return nil
+}
+
 func (x *GroupStatus) GetHalted() *GroupHalt {
 	if x != nil {
 		return x.Halted
@@ -1566,6 +1575,104 @@ func (x *GroupHalt) GetMessage() string {
 	return ""
 }
 
+// GroupOverride is a field of a static group that an operator has set.
+type GroupOverride struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// The value in force (JSON).
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// The value in the configuration (JSON). Empty: none.
+	Configured string `protobuf:"bytes,3,opt,name=configured,proto3" json:"configured,omitempty"`
+	// Who set the field, and when. Empty: a server set it that did not record this.
+	By string                 `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	At *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	// True: the value stays when the configuration changes. Otherwise, another value in the configuration ends it.
+	Pinned bool `protobuf:"varint,6,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// When the value ends in any case. Not set: never.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupOverride) Reset() {
+	*x = GroupOverride{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupOverride) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupOverride) ProtoMessage() {}
+
+func (x *GroupOverride) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupOverride.ProtoReflect.Descriptor instead.
+func (*GroupOverride) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *GroupOverride) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *GroupOverride) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *GroupOverride) GetConfigured() string {
+	if x != nil {
+		return x.Configured
+	}
+	return ""
+}
+
+func (x *GroupOverride) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *GroupOverride) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *GroupOverride) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+func (x *GroupOverride) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type UpsertGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1578,14 +1685,19 @@ type UpsertGroupRequest struct {
 	// A JSON merge patch (RFC 7396) of the group, which has the form of a group in the shard's configuration: members
 	// with values set fields, members with null remove the group's own values, and other fields stay. A new group is
 	// made from an empty one. Required.
-	Patch         string `protobuf:"bytes,22,opt,name=patch,proto3" json:"patch,omitempty"`
+	Patch string `protobuf:"bytes,22,opt,name=patch,proto3" json:"patch,omitempty"`
+	// Only for static groups. True: the fields that the patch sets stay when the configuration changes. False: another
+	// value in the configuration ends them. Not set: as true, for operators that keep their groups as they want them.
+	Pin *bool `protobuf:"varint,23,opt,name=pin,proto3,oneof" json:"pin,omitempty"`
+	// Only for static groups and a patch that sets nothing but the size. When the size ends. Not set: never.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpsertGroupRequest) Reset() {
 	*x = UpsertGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1709,7 @@ func (x *UpsertGroupRequest) String() string {
 func (*UpsertGroupRequest) ProtoMessage() {}
 
 func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1722,7 @@ func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpsertGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UpsertGroupRequest) GetGroup() string {
@@ -1648,6 +1760,20 @@ func (x *UpsertGroupRequest) GetPatch() string {
 	return ""
 }
 
+func (x *UpsertGroupRequest) GetPin() bool {
+	if x != nil && x.Pin != nil {
+		return *x.Pin
+	}
+	return false
+}
+
+func (x *UpsertGroupRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type UpsertGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *GroupStatus           `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -1657,7 +1783,7 @@ type UpsertGroupResponse struct {
 
 func (x *UpsertGroupResponse) Reset() {
 	*x = UpsertGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1795,7 @@ func (x *UpsertGroupResponse) String() string {
 func (*UpsertGroupResponse) ProtoMessage() {}
 
 func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1808,7 @@ func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupResponse.ProtoReflect.Descriptor instead.
 func (*UpsertGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpsertGroupResponse) GetGroup() *GroupStatus {
@@ -1702,7 +1828,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1840,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1853,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -1754,7 +1880,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1892,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1905,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteGroupResponse) GetRestoredStatic() bool {
@@ -1798,7 +1924,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1936,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1949,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PauseGroupRequest) GetGroup() string {
@@ -1842,7 +1968,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +1980,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +1993,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PauseGroupResponse) GetGroup() *GroupStatus {
@@ -1886,7 +2012,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2024,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2037,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResumeGroupRequest) GetGroup() string {
@@ -1930,7 +2056,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2068,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2081,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
@@ -1974,7 +2100,7 @@ type RollGroupRequest struct {
 
 func (x *RollGroupRequest) Reset() {
 	*x = RollGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2112,7 @@ func (x *RollGroupRequest) String() string {
 func (*RollGroupRequest) ProtoMessage() {}
 
 func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2125,7 @@ func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
 func (*RollGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RollGroupRequest) GetGroup() string {
@@ -2018,7 +2144,7 @@ type RollGroupResponse struct {
 
 func (x *RollGroupResponse) Reset() {
 	*x = RollGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +2156,7 @@ func (x *RollGroupResponse) String() string {
 func (*RollGroupResponse) ProtoMessage() {}
 
 func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +2169,7 @@ func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
 func (*RollGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RollGroupResponse) GetGroup() *GroupStatus {
@@ -2067,7 +2193,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2205,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2218,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -2147,7 +2273,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2285,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2298,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -2284,7 +2410,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2422,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2435,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -2382,7 +2508,7 @@ type InstanceVerdict struct {
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2520,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2533,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -2493,7 +2619,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2631,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2644,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -2558,7 +2684,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2696,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2709,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -2600,14 +2726,16 @@ type DeleteInstanceRequest struct {
 	// Lower the size of the instance's group by one in the same step, so that the instance is not replaced. A repeated
 	// request does not lower it again, and a request for a deleted instance does not lower it. Refused for on-demand
 	// instances.
-	Decrement     bool `protobuf:"varint,3,opt,name=decrement,proto3" json:"decrement,omitempty"`
+	Decrement bool `protobuf:"varint,3,opt,name=decrement,proto3" json:"decrement,omitempty"`
+	// With decrement: as in UpsertGroupRequest, for the new size.
+	Pin           *bool `protobuf:"varint,4,opt,name=pin,proto3,oneof" json:"pin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2747,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2760,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -2656,6 +2784,13 @@ func (x *DeleteInstanceRequest) GetDecrement() bool {
 	return false
 }
 
+func (x *DeleteInstanceRequest) GetPin() bool {
+	if x != nil && x.Pin != nil {
+		return *x.Pin
+	}
+	return false
+}
+
 type DeleteInstanceResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Instance *InstanceStatus        `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
@@ -2667,7 +2802,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2814,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2827,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -2720,7 +2855,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2867,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2880,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -2771,7 +2906,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2918,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2931,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -2815,7 +2950,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +2962,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +2975,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -2859,7 +2994,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3006,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3019,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -2903,7 +3038,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +3050,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +3063,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -2949,7 +3084,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3096,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3109,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -3000,7 +3135,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3147,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3160,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -3044,7 +3179,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3191,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3204,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -3095,7 +3230,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3242,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3255,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -3162,7 +3297,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3309,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3322,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -3259,7 +3394,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3406,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3419,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -3548,7 +3683,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3560,7 +3695,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3573,7 +3708,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -3591,7 +3726,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3603,7 +3738,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3616,7 +3751,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 type WatchGroupsRequest struct {
@@ -3627,7 +3762,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +3774,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3787,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 type WatchGroupsResponse struct {
@@ -3664,7 +3799,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3811,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3824,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -3712,7 +3847,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3859,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +3872,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -3772,7 +3907,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3784,7 +3919,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3797,7 +3932,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -3816,7 +3951,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3963,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3976,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -3873,7 +4008,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +4020,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +4033,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -3965,7 +4100,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4112,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4125,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 type WatchErrorsResponse struct {
@@ -4002,7 +4137,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4149,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4162,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -4053,7 +4188,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4065,7 +4200,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4078,7 +4213,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -4138,7 +4273,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4285,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4298,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -4215,7 +4350,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4362,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4375,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -4282,7 +4417,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4429,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4442,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -4335,7 +4470,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4482,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4495,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -4386,7 +4521,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4533,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4546,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -4447,7 +4582,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4594,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4607,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -4571,7 +4706,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4718,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4731,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -4632,7 +4767,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4779,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4792,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -4678,7 +4813,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4690,7 +4825,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4703,7 +4838,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -4815,7 +4950,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xbd\a\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf6\a\n" +
 	"\vGroupStatus\x12\x1f\n" +
 	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4845,13 +4980,24 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vmerged_json\x18  \x01(\tB\f\x82\xb5\x18\bsettingsR\n" +
 	"mergedJson\x12\x1c\n" +
 	"\tpreserved\x18) \x01(\rR\tpreserved\x12%\n" +
-	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaults\x12-\n" +
+	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaults\x127\n" +
+	"\toverrides\x18\" \x03(\v2\x19.nstance.v1.GroupOverrideR\toverrides\x12-\n" +
 	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06haltedJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xc1\x01\n" +
 	"\tGroupHalt\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12!\n" +
 	"\x06reason\x18\x02 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12@\n" +
 	"\x0erolled_back_to\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\frolledBackTo\x12#\n" +
-	"\amessage\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\"\xb1\x01\n" +
+	"\amessage\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\amessage\"\x8f\x02\n" +
+	"\rGroupOverride\x12\x1d\n" +
+	"\x04path\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04path\x12!\n" +
+	"\x05value\x18\x02 \x01(\tB\v\x82\xb5\x18\apresentR\x05value\x12+\n" +
+	"\n" +
+	"configured\x18\x03 \x01(\tB\v\x82\xb5\x18\apresentR\n" +
+	"configured\x12\x19\n" +
+	"\x02by\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\x02by\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06pinned\x18\x06 \x01(\bR\x06pinned\x120\n" +
+	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\x82\x02\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x0e \x01(\tR\fexpectedEtag\x12\x1d\n" +
@@ -4859,7 +5005,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"must_exist\x18\x0f \x01(\bR\tmustExist\x12\x1f\n" +
 	"\vmust_create\x18\x10 \x01(\bR\n" +
 	"mustCreate\x12\x14\n" +
-	"\x05patch\x18\x16 \x01(\tR\x05patchJ\x04\b\x02\x10\x0eJ\x04\b\x11\x10\x16\"D\n" +
+	"\x05patch\x18\x16 \x01(\tR\x05patch\x12\x15\n" +
+	"\x03pin\x18\x17 \x01(\bH\x00R\x03pin\x88\x01\x01\x120\n" +
+	"\x05until\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\x05untilB\x06\n" +
+	"\x04_pinJ\x04\b\x02\x10\x0eJ\x04\b\x11\x10\x16\"D\n" +
 	"\x13UpsertGroupResponse\x12-\n" +
 	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"O\n" +
 	"\x12DeleteGroupRequest\x12\x14\n" +
@@ -4934,12 +5083,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
 	"\x16CreateInstanceResponse\x126\n" +
-	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"n\n" +
+	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"\x8d\x01\n" +
 	"\x15DeleteInstanceRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1c\n" +
-	"\tdecrement\x18\x03 \x01(\bR\tdecrement\"\x7f\n" +
+	"\tdecrement\x18\x03 \x01(\bR\tdecrement\x12\x15\n" +
+	"\x03pin\x18\x04 \x01(\bH\x00R\x03pin\x88\x01\x01B\x06\n" +
+	"\x04_pin\"\x7f\n" +
 	"\x16DeleteInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12-\n" +
 	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"Q\n" +
@@ -5205,7 +5356,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -5228,190 +5379,195 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ListGroupsResponse)(nil),                      // 18: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),                             // 19: nstance.v1.GroupStatus
 	(*GroupHalt)(nil),                               // 20: nstance.v1.GroupHalt
-	(*UpsertGroupRequest)(nil),                      // 21: nstance.v1.UpsertGroupRequest
-	(*UpsertGroupResponse)(nil),                     // 22: nstance.v1.UpsertGroupResponse
-	(*DeleteGroupRequest)(nil),                      // 23: nstance.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),                     // 24: nstance.v1.DeleteGroupResponse
-	(*PauseGroupRequest)(nil),                       // 25: nstance.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),                      // 26: nstance.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),                      // 27: nstance.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),                     // 28: nstance.v1.ResumeGroupResponse
-	(*RollGroupRequest)(nil),                        // 29: nstance.v1.RollGroupRequest
-	(*RollGroupResponse)(nil),                       // 30: nstance.v1.RollGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 31: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 32: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 33: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 34: nstance.v1.InstanceVerdict
-	(*CreateInstanceRequest)(nil),                   // 35: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 36: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 37: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 38: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 39: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 40: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 41: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 42: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 43: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 44: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 45: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 46: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 47: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 48: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 49: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 50: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 51: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 52: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 53: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 54: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 55: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 56: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 57: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 58: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 59: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 60: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 61: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 62: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 63: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 64: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 65: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 66: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 67: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 68: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 69: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 70: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 71: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
-	(*Metrics)(nil),               // 73: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 74: nstance.v1.HealthCheckState
+	(*GroupOverride)(nil),                           // 21: nstance.v1.GroupOverride
+	(*UpsertGroupRequest)(nil),                      // 22: nstance.v1.UpsertGroupRequest
+	(*UpsertGroupResponse)(nil),                     // 23: nstance.v1.UpsertGroupResponse
+	(*DeleteGroupRequest)(nil),                      // 24: nstance.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),                     // 25: nstance.v1.DeleteGroupResponse
+	(*PauseGroupRequest)(nil),                       // 26: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 27: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 28: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 29: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 30: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 31: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 32: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 33: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 34: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 35: nstance.v1.InstanceVerdict
+	(*CreateInstanceRequest)(nil),                   // 36: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 37: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 38: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 39: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 40: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 41: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 42: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 43: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 44: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 45: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 46: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 47: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 48: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 49: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 50: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 51: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 52: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 53: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 54: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 55: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 56: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 57: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 58: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 59: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 60: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 61: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 62: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 63: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 64: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 65: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 66: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 67: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 68: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 69: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 70: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 71: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 73: google.protobuf.Duration
+	(*Metrics)(nil),               // 74: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 75: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	71, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
-	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	71, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	72, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
-	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	60, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
-	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	71, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
-	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
-	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
-	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	71, // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	71, // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	20, // 13: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	71, // 14: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	71, // 15: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	19, // 16: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 17: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 18: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 19: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	71, // 20: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	33, // 21: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	71, // 22: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	34, // 23: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	60, // 24: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	71, // 25: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	71, // 26: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	71, // 27: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	71, // 28: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	71, // 29: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	70, // 30: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	49, // 31: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	49, // 32: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19, // 33: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	49, // 34: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	49, // 35: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	49, // 36: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	49, // 37: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	71, // 38: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	71, // 39: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	71, // 40: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	71, // 41: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	71, // 42: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	71, // 43: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	73, // 44: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	71, // 45: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	74, // 46: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	71, // 47: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	71, // 48: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	54, // 49: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 50: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 51: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	57, // 52: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 53: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	49, // 54: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	71, // 55: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	71, // 56: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	72, // 57: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	60, // 58: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	71, // 59: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	71, // 60: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	61, // 61: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	71, // 62: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	66, // 63: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	61, // 64: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	66, // 65: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	71, // 66: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	67, // 67: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	71, // 68: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 69: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 70: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 71: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 72: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 73: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 74: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 75: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	21, // 76: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	23, // 77: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	25, // 78: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	27, // 79: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	29, // 80: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	31, // 81: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	35, // 82: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	37, // 83: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	39, // 84: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	41, // 85: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	43, // 86: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	45, // 87: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	47, // 88: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	50, // 89: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	52, // 90: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	55, // 91: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	58, // 92: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	62, // 93: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	64, // 94: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	68, // 95: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 96: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 97: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 98: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 99: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 100: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 101: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 102: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	22, // 103: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	24, // 104: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	26, // 105: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	28, // 106: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	30, // 107: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	32, // 108: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	36, // 109: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	38, // 110: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	40, // 111: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	42, // 112: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	44, // 113: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	46, // 114: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	48, // 115: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	51, // 116: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	53, // 117: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	56, // 118: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	59, // 119: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	63, // 120: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	65, // 121: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	69, // 122: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	96, // [96:123] is the sub-list for method output_type
-	69, // [69:96] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	72,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
+	72,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	73,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
+	61,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
+	72,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
+	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
+	72,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	72,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	21,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
+	20,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
+	72,  // 15: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	72,  // 16: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	72,  // 17: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	72,  // 18: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	72,  // 19: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	19,  // 20: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 21: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 22: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 23: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	72,  // 24: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	34,  // 25: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	72,  // 26: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	35,  // 27: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	61,  // 28: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	72,  // 29: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	72,  // 30: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	72,  // 31: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	72,  // 32: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	72,  // 33: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	71,  // 34: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	50,  // 35: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	50,  // 36: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 37: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	50,  // 38: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	50,  // 39: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	50,  // 40: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	50,  // 41: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	72,  // 42: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	72,  // 43: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	72,  // 44: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	72,  // 45: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	72,  // 46: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	72,  // 47: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	74,  // 48: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	72,  // 49: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	75,  // 50: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	72,  // 51: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	72,  // 52: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	55,  // 53: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 54: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 55: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	58,  // 56: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 57: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	50,  // 58: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	72,  // 59: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	72,  // 60: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	73,  // 61: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	61,  // 62: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	72,  // 63: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	72,  // 64: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	62,  // 65: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	72,  // 66: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	67,  // 67: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	62,  // 68: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	67,  // 69: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	72,  // 70: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	68,  // 71: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	72,  // 72: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 73: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 74: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 75: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 76: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 77: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 78: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 79: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	22,  // 80: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	24,  // 81: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	26,  // 82: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	28,  // 83: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	30,  // 84: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	32,  // 85: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	36,  // 86: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	38,  // 87: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	40,  // 88: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	42,  // 89: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	44,  // 90: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	46,  // 91: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	48,  // 92: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	51,  // 93: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	53,  // 94: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	56,  // 95: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	59,  // 96: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	63,  // 97: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	65,  // 98: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	69,  // 99: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 100: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 101: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 102: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 103: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 104: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 105: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 106: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	23,  // 107: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	25,  // 108: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	27,  // 109: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	29,  // 110: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	31,  // 111: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	33,  // 112: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	37,  // 113: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	39,  // 114: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	41,  // 115: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	43,  // 116: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	45,  // 117: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	47,  // 118: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	49,  // 119: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	52,  // 120: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	54,  // 121: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	57,  // 122: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	60,  // 123: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	64,  // 124: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	66,  // 125: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	70,  // 126: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	100, // [100:127] is the sub-list for method output_type
+	73,  // [73:100] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5421,14 +5577,16 @@ func file_nstance_v1_operator_proto_init() {
 	}
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_options_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[28].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[19].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   68,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -73,9 +73,11 @@ type OperatorServiceClient interface {
 	// ListGroups lists the tenant's groups, sorted by name.
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
 	// UpsertGroup creates a group, or changes it by a JSON merge patch. A request for a static group may set only size,
-	// instance_type and vars; the error names any other field.
+	// instance_type, vars, rollout.paused and rollout.revision; the error names any other field. Null gives such a field
+	// the value of the configuration again.
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*UpsertGroupResponse, error)
-	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
+	// DeleteGroup deletes a dynamic group. A static group gets the values of the configuration again, except for the
+	// revision of a roll. nstance-admin refuses to delete a static group.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
 	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost and unhealthy ones still
 	// are.
@@ -469,9 +471,11 @@ type OperatorServiceServer interface {
 	// ListGroups lists the tenant's groups, sorted by name.
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
 	// UpsertGroup creates a group, or changes it by a JSON merge patch. A request for a static group may set only size,
-	// instance_type and vars; the error names any other field.
+	// instance_type, vars, rollout.paused and rollout.revision; the error names any other field. Null gives such a field
+	// the value of the configuration again.
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*UpsertGroupResponse, error)
-	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
+	// DeleteGroup deletes a dynamic group. A static group gets the values of the configuration again, except for the
+	// revision of a roll. nstance-admin refuses to delete a static group.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
 	// PauseGroup stops the group's rollout: drifted and aged instances are not replaced. Lost and unhealthy ones still
 	// are.

@@ -9,11 +9,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -110,12 +112,19 @@ func (f *Fleet) Invoke(ctx context.Context, shards []string, method protoreflect
 // one makes one call of the leader of one shard.
 func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (answer M, err error) {
-	if create, ok := any(request).(*nstancev1.CreateInstanceRequest); ok {
+	switch r := any(request).(type) {
+	case *nstancev1.CreateInstanceRequest:
 		var named proto.Message
-		if named, err = f.withID(ctx, shard, create); err != nil {
+		if named, err = f.withID(ctx, shard, r); err != nil {
 			return answer, err
 		}
 		request = named.(Q)
+	case *nstancev1.DeleteGroupRequest:
+		if err := f.isDynamic(ctx, shard, r.GetGroup()); err != nil {
+			return answer, err
+		}
+	case *nstancev1.UpsertGroupRequest, *nstancev1.DeleteInstanceRequest:
+		request = unpinned(request)
 	}
 	err = f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
 		answer, err = pages(ctx, c, method, request)
@@ -145,6 +154,28 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 		slices.SortFunc(m.GetInstances(), compareInstances)
 	}
 	return answer, err
+}
+
+// unpinned returns a request of a person: unless it asks for a pin, a changed configuration ends what it sets.
+func unpinned[Q proto.Message](request Q) Q {
+	pin := request.ProtoReflect().Descriptor().Fields().ByName("pin")
+	if request.ProtoReflect().Has(pin) {
+		return request
+	}
+	request = proto.CloneOf(request)
+	request.ProtoReflect().Set(pin, protoreflect.ValueOfBool(false))
+	return request
+}
+
+// isDynamic returns an error for a static group, which no call can delete.
+func (f *Fleet) isDynamic(ctx context.Context, shard, name string) error {
+	group, err := f.group(ctx, shard, name)
+	if err == nil && group.GetIsStatic() {
+		return refuse(shard, codes.FailedPrecondition,
+			fmt.Sprintf("to get back the configured values, run \"nstance-admin group reset %s\"; to delete the group, "+
+				"remove it from the configuration", name), "group %q is static", name)
+	}
+	return err
 }
 
 // compareInstances sorts instances by group, and then from the oldest to the newest.
@@ -280,6 +311,10 @@ type Scaling struct {
 	// Total means that Size is divided evenly over the shards that have the group. If there is a remainder, the first
 	// shards get one instance more each.
 	Total bool
+	// Pin means that a static group keeps the size when the configuration changes.
+	Pin bool
+	// Until is when a static group gets its configured size again; zero: when the configuration has another size.
+	Until time.Time
 }
 
 // of returns the new size of a group.
@@ -331,8 +366,11 @@ func (f *Fleet) scale(ctx context.Context, shard, name string, scaling Scaling, 
 		return err
 	}
 	size := int(to)
-	request := &nstancev1.UpsertGroupRequest{Group: name, MustExist: true,
+	request := &nstancev1.UpsertGroupRequest{Group: name, MustExist: true, Pin: &scaling.Pin,
 		Patch: config.PatchOf(config.GroupSpec{Size: &size}).JSON()}
+	if !scaling.Until.IsZero() {
+		request.Until = timestamppb.New(scaling.Until)
+	}
 	if scaling.By {
 		request.ExpectedEtag = before.GetEtag()
 	}
@@ -367,7 +405,7 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, scalin
 		if n < scaling.Size%len(with) {
 			size++
 		}
-		sizes[shard] = Scaling{Size: size}
+		sizes[shard] = Scaling{Size: size, Pin: scaling.Pin, Until: scaling.Until}
 	}
 	if len(with) == 0 {
 		with = shards // which say that there is no such group

@@ -242,7 +242,7 @@ func TestScaleIsSafe(t *testing.T) {
 		t.Errorf("%+v", got.Message)
 	}
 	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Patch: `{"size":5}`,
-		MustExist: true}, api.Upserts[0], protocmp.Transform()); diff != "" {
+		MustExist: true, Pin: new(bool)}, api.Upserts[0], protocmp.Transform()); diff != "" {
 		t.Error("it asked for more than a size:", diff)
 	}
 	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody",
@@ -336,7 +336,7 @@ func TestJSON(t *testing.T) {
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &group}, `{"group":"workers","is_static":false,"overridden":false,` +
 			`"deleting":false,"size":0,"actual_size":0,"healthy":0,"etag":"","provider_ids":[],"blocked_reason":"","runtime_hash":"",` +
 			`"infra_hash":"","kind":"","arch":"","instance_ids":["wrk1"],"spec":null,"paused":false,` +
-			`"rollout_waits":"","outdated":0,"merged":{"template":"x","vars":{"a_json":"1"}},"preserved":0,"defaults":[]}`},
+			`"rollout_waits":"","outdated":0,"merged":{"template":"x","vars":{"a_json":"1"}},"preserved":0,"defaults":[],"overrides":[]}`},
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &broken}, `"merged":"{"`},
 	} {
 		var got bytes.Buffer

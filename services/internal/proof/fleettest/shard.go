@@ -2,6 +2,7 @@ package fleettest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path"
@@ -260,6 +261,17 @@ func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) 
 	spec, err := patch.Apply(settings)
 	if err := errors.Join(problems.Err(), err); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	_, removed := patch.Paths()
+	g.Overrides = slices.DeleteFunc(g.GetOverrides(), func(o *nstancev1.GroupOverride) bool {
+		if o.GetPath() == "size" && spec.Size == nil {
+			spec.Size = new(int)
+			_ = json.Unmarshal([]byte(o.GetConfigured()), spec.Size)
+		}
+		return slices.Contains(removed, o.GetPath())
+	})
+	if spec.Size == nil {
+		spec.Size = &size
 	}
 	g.Size, g.MergedJson = uint32(*spec.Size), config.PatchOf(spec).JSON()
 	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)

@@ -261,7 +261,7 @@ func (p *people) change(s *server, d *dice) {
 				_, err := m.Delete(t.scope, key, "")
 				return err
 			}
-			_, err := m.Upsert(t.scope, key, "", func(spec *config.GroupSpec, _ bool) error {
+			_, err := m.Upsert(t.scope, key, "", config.Caller{}, func(spec *config.GroupSpec, _ bool) error {
 				spec.Template, spec.Size = template, &next.size
 				return nil
 			})

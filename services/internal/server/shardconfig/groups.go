@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -53,10 +54,16 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	return m.view().groups.groups.Get(key)
 }
 
-// Settings returns all settings of a group that are in force.
-func (m *Manager) Settings(key config.GroupKey) config.Settings {
+// Settings returns all settings of a group that are in force at a time. If the time is zero, the size of an operator
+// does not end. See [config.Override].
+func (m *Manager) Settings(key config.GroupKey, at time.Time) config.Settings {
 	now := m.view()
-	return now.shard.SettingsOf(key, now.groups.groups)
+	groups := now.groups.groups
+	if entry, ok := groups.Get(key); ok && now.merged[key].Static && !entry.Deleted && !at.IsZero() {
+		entry = now.shard.Current(key, entry, at)
+		groups = with(groups, key, &entry)
+	}
+	return now.shard.SettingsOf(key, groups)
 }
 
 // Upsert creates or changes a group. It returns the merged group after the change is stored and in force. If expected
@@ -64,8 +71,9 @@ func (m *Manager) Settings(key config.GroupKey) config.Settings {
 //
 // The function change gets the group's dynamic entry, or a zero spec if there is none. exists reports whether the group
 // exists. If another writer stores the groups first, Upsert calls change again. change may modify only the spec, and
-// must assign new maps and lists instead of modifying the existing ones.
-func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
+// must assign new maps and lists instead of modifying the existing ones. For a static group, Upsert then records who set
+// which field, and drops the values that have ended.
+func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string, by config.Caller,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -78,25 +86,34 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		}
 		entry, overridden := now.groups.groups.Get(key)
 		spec := entry
-		switch _, static := now.shard.Groups[key.Tenant][key.Group]; {
+		_, static := now.shard.Groups[key.Tenant][key.Group]
+		switch {
 		case static && !spec.Deleted:
 			// The entry may be older than the static group, and may have fields that an override cannot have. These
 			// fields have no effect. Drop them.
-			spec = spec.Override()
+			spec = now.shard.Current(key, spec, by.At)
 		case spec.Deleted:
 			// The group is still being deleted. The function change must define the group from an empty spec.
 			spec = config.GroupSpec{}
 		}
+		before := spec
 		if err := change(&spec, exists); err != nil {
 			return config.Group{}, err
 		}
-		if (overridden || exists) && reflect.DeepEqual(spec, entry) {
+		if static {
+			spec = now.shard.Recorded(key, before, spec, by)
+		}
+		if (overridden || exists) && reflect.DeepEqual(spec, entry) || static && !overridden && spec.Empty() {
 			return have, nil
 		}
 		if err := config.CheckUpsert(now.shard, key, spec); err != nil {
 			return config.Group{}, &RefusedError{err}
 		}
-		ok, err := m.write(ctx, with(now.groups.groups, key, &spec), now.groups.token)
+		stored := &spec
+		if static && spec.Empty() {
+			stored = nil
+		}
+		ok, err := m.write(ctx, with(now.groups.groups, key, stored), now.groups.token)
 		if err != nil {
 			return config.Group{}, err
 		}
@@ -107,7 +124,7 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 }
 
 // Delete removes a dynamic group or the override of a static group. A dynamic group is scaled to zero and then dropped.
-// A static group gets its static values back, and restored is true. If expected is not empty, it must be the group's
+// A static group gets its static values back as [config.Shard.Reset] says, and restored is true. If expected is not empty, it must be the group's
 // current GroupETag.
 func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
 	m.changing.Lock()
@@ -125,10 +142,16 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 		spec, overridden := groups.Get(key)
 		var next config.Groups
 		switch {
-		case have.Static && !overridden:
-			return false, ErrStaticGroup
-		case have.Static:
+		case have.Static && spec.Deleted:
 			next = with(groups, key, nil)
+		case have.Static:
+			reset := now.shard.Reset(key, spec)
+			if !overridden || reflect.DeepEqual(reset, spec) {
+				return false, ErrStaticGroup
+			}
+			if next = with(groups, key, &reset); reset.Empty() {
+				next = with(groups, key, nil)
+			}
 		case spec.Deleted:
 			return false, nil
 		default:
@@ -162,6 +185,37 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 		done, err := m.write(ctx, with(now.groups, key, nil), now.token)
 		if err != nil || done {
 			return err
+		}
+	}
+}
+
+// dropEnded removes the values of operators that the configuration in force has ended. Otherwise they would return with
+// a later configuration that has the former values. If the groups cannot be written, the next change drops the values.
+func (m *Manager) dropEnded(ctx context.Context) {
+	for {
+		now := m.view()
+		groups, ended := now.groups.groups, false
+		for key, group := range now.merged {
+			entry, ok := groups.Get(key)
+			if !ok || !group.Static || entry.Deleted {
+				continue
+			}
+			if current := now.shard.Current(key, entry, time.Time{}); len(current.Overrides) < len(entry.Overrides) {
+				m.log.Info("the configuration ends the values that an operator set", "group", key.String())
+				if ended, groups = true, with(groups, key, &current); current.Empty() {
+					groups = with(groups, key, nil)
+				}
+			}
+		}
+		if !ended {
+			return
+		}
+		ok, err := m.write(ctx, groups, now.groups.token)
+		if err != nil {
+			m.log.Warn("values of operators that have ended stay in the bucket", "error", err)
+		}
+		if ok || err != nil {
+			return
 		}
 	}
 }

@@ -67,7 +67,7 @@ func TestRollbackOutlivesLeaders(t *testing.T) {
 		}
 		l = lead(t, b, 4+term)
 	}
-	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil {
+	if _, err := l.Upsert(t.Context(), static, "", config.Caller{}, size(5)); err != nil {
 		t.Fatal(err)
 	}
 	if g := l.group(static); !g.RolledBack() || g.Size != 5 {
@@ -147,7 +147,7 @@ func TestRollbackNeedsPermission(t *testing.T) {
 	l := lead(t, b, 3)
 	choose := func(instanceType string) {
 		t.Helper()
-		_, err := l.Upsert(t.Context(), fleet, "", func(spec *config.GroupSpec, _ bool) error {
+		_, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, func(spec *config.GroupSpec, _ bool) error {
 			spec.Template, spec.InstanceType = "t", instanceType
 			spec.Rollout = &config.Rollout{HaltOnFailures: 1, OnHalt: config.OnHaltRollback}
 			return nil
@@ -175,7 +175,7 @@ func TestForgottenGroupLeavesNothing(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 3)
-	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(1)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(1)); err != nil {
 		t.Fatal(err)
 	}
 	l.keepGood(t, fleet)

@@ -161,6 +161,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	merged := m.merge(now.shard, now.groups, rollouts)
 	m.update(func(f *inForce) { f.applier, f.rollouts, f.merged = applier, rollouts, merged })
 	m.applyConfig()
+	m.dropEnded(ctx)
 	return nil
 }
 
@@ -476,6 +477,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	m.refuse(objstore.Object{}, nil)
 	m.adopt(next)
 	m.applyConfig()
+	m.dropEnded(ctx)
 	return Updated, nil, nil
 }
 

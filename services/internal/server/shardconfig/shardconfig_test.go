@@ -363,11 +363,11 @@ func TestStorageFailureChangesNothing(t *testing.T) {
 			t.Errorf("%s cannot be read: %+v", key, s)
 		}
 	}
-	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(1)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(1)); err != nil {
 		t.Errorf("groups cannot be written while only applied is out of order: %v", err)
 	}
 	fail = func(r mem.Request) bool { return r.Key == keys.Groups(shardName) }
-	if _, err := l.Upsert(t.Context(), fleet, "", size(2)); err == nil || l.groups[fleet].Size != 1 {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, size(2)); err == nil || l.groups[fleet].Size != 1 {
 		t.Errorf("size %d, %v", l.groups[fleet].Size, err)
 	}
 	fail = nil
@@ -379,15 +379,15 @@ func TestStaticOverride(t *testing.T) {
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
 	etag := l.etag(static)
-	g, err := l.Upsert(t.Context(), static, etag, size(5))
+	g, err := l.Upsert(t.Context(), static, etag, config.Caller{}, size(5))
 	if err != nil || g.Size != 5 || !g.Static || l.groups[static].Size != 5 {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	if _, err := l.Upsert(t.Context(), static, etag, size(6)); !errors.Is(err, ErrGroupChanged) {
+	if _, err := l.Upsert(t.Context(), static, etag, config.Caller{}, size(6)); !errors.Is(err, ErrGroupChanged) {
 		t.Errorf("an old ETag passes: %v", err)
 	}
 	var refused *RefusedError
-	_, err = l.Upsert(t.Context(), static, "", func(spec *config.GroupSpec, exists bool) error {
+	_, err = l.Upsert(t.Context(), static, "", config.Caller{}, func(spec *config.GroupSpec, exists bool) error {
 		if !exists || spec.Size == nil || *spec.Size != 5 {
 			t.Errorf("given %+v, exists %t", spec, exists)
 		}
@@ -412,7 +412,7 @@ func TestDynamicGroupBecomesStatic(t *testing.T) {
 	b := newBucket()
 	b.write(t, strings.Replace(document("", ""), `"static"`, `"other"`, 1))
 	l := lead(t, b, 1)
-	if _, err := l.Upsert(t.Context(), static, "", dynamicGroup(7)); err != nil {
+	if _, err := l.Upsert(t.Context(), static, "", config.Caller{}, dynamicGroup(7)); err != nil {
 		t.Fatal(err)
 	}
 	b.write(t, document("", ""))
@@ -420,7 +420,7 @@ func TestDynamicGroupBecomesStatic(t *testing.T) {
 	if g := l.groups[static]; !g.Static || g.Size != 7 || g.Template != "t" {
 		t.Fatalf("%+v", g)
 	}
-	if g, err := l.Upsert(t.Context(), static, "", size(8)); err != nil || g.Size != 8 {
+	if g, err := l.Upsert(t.Context(), static, "", config.Caller{}, size(8)); err != nil || g.Size != 8 {
 		t.Errorf("%+v, %v", g, err)
 	}
 	if spec, _ := l.Override(static); spec.Template != "" {
@@ -432,13 +432,13 @@ func TestDynamicGroupsLife(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	if _, err := l.Upsert(t.Context(), fleet, "anything", dynamicGroup(2)); !errors.Is(err, ErrGroupChanged) {
+	if _, err := l.Upsert(t.Context(), fleet, "anything", config.Caller{}, dynamicGroup(2)); !errors.Is(err, ErrGroupChanged) {
 		t.Errorf("an ETag of what does not exist passes: %v", err)
 	}
 	if _, err := l.Delete(t.Context(), fleet, ""); !errors.Is(err, ErrNoGroup) {
 		t.Errorf("what does not exist was deleted: %v", err)
 	}
-	g, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(2))
+	g, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(2))
 	if err != nil || g.Static || g.Kind != "knc" {
 		t.Fatalf("%+v, %v", g, err)
 	}
@@ -447,7 +447,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := l.Upsert(t.Context(), fleet, l.etag(fleet), dynamicGroup(2)); err != nil ||
+	if again, err := l.Upsert(t.Context(), fleet, l.etag(fleet), config.Caller{}, dynamicGroup(2)); err != nil ||
 		l.etag(again.GroupKey) != l.etag(fleet) {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -469,7 +469,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if !next.groups[fleet].Deleted {
 		t.Error("the next leader does not know that the group is on its way out")
 	}
-	if g, err := next.Upsert(t.Context(), fleet, "", func(spec *config.GroupSpec, exists bool) error {
+	if g, err := next.Upsert(t.Context(), fleet, "", config.Caller{}, func(spec *config.GroupSpec, exists bool) error {
 		if exists || spec.Size != nil {
 			t.Errorf("given %+v, exists %t", spec, exists)
 		}
@@ -518,7 +518,7 @@ func TestRefusedGroups(t *testing.T) {
 		}, "at most"},
 		"caller": {fleet, func(*config.GroupSpec, bool) error { return boom }, "boom"},
 	} {
-		_, err := l.Upsert(t.Context(), test.key, "", test.change)
+		_, err := l.Upsert(t.Context(), test.key, "", config.Caller{}, test.change)
 		var refused *RefusedError
 		if err == nil || !strings.Contains(err.Error(), test.want) || errors.As(err, &refused) == errors.Is(err, boom) {
 			t.Errorf("%s: %v", name, err)
@@ -535,7 +535,7 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(2)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(2)); err != nil {
 		t.Fatal(err)
 	}
 	without := strings.Replace(document("", ""), `"u":`, `"w":`, 1)
@@ -572,10 +572,10 @@ func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(2)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(2)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil {
+	if _, err := l.Upsert(t.Context(), static, "", config.Caller{}, size(5)); err != nil {
 		t.Fatal(err)
 	}
 	forbidding := strings.NewReplacer(`"dynamic": {"args": ["/a"]}`, `"dynamic": {"max_size": 1}`,
@@ -601,7 +601,7 @@ func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 			t.Errorf("%+v", g)
 		}
 	}
-	if _, err := next.Upsert(t.Context(), fleet, "", size(1)); err != nil || next.groups[fleet].Refused != "" {
+	if _, err := next.Upsert(t.Context(), fleet, "", config.Caller{}, size(1)); err != nil || next.groups[fleet].Refused != "" {
 		t.Errorf("the group is still refused after a change: %v, %+v", err, next.groups[fleet])
 	}
 }
@@ -610,7 +610,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 5)
-	if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(2)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(2)); err != nil {
 		t.Fatal(err)
 	}
 	other := config.GroupKey{Tenant: "prod", Group: "other"}
@@ -626,7 +626,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	if _, err := b.state.WriteGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Upsert(t.Context(), fleet, "", size(3)); err != nil {
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, size(3)); err != nil {
 		t.Fatal(err)
 	}
 	if l.groups[fleet].Size != 3 || l.groups[other].Size != 1 {
@@ -653,7 +653,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	if l.groups[fleet].Size != 3 {
 		t.Error("the groups went with their document")
 	}
-	if _, err := l.Upsert(t.Context(), other, "", dynamicGroup(1)); err != nil {
+	if _, err := l.Upsert(t.Context(), other, "", config.Caller{}, dynamicGroup(1)); err != nil {
 		t.Fatal(err)
 	}
 	groups, token, _, err = b.state.ReadGroups(t.Context())
@@ -667,7 +667,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var superseded *SupersededError
-	if _, err := l.Upsert(t.Context(), fleet, "", size(9)); !errors.As(err, &superseded) || superseded.Term != 6 ||
+	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, size(9)); !errors.As(err, &superseded) || superseded.Term != 6 ||
 		!errors.Is(err, objstore.ErrConflict) {
 		t.Errorf("%v", err)
 	}
@@ -682,14 +682,14 @@ func TestOnlyChangedGroupsAreApplied(t *testing.T) {
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
 	for n := range 3 {
-		if _, err := l.Upsert(t.Context(), fleet, "", dynamicGroup(n)); err != nil {
+		if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, dynamicGroup(n)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil {
+	if _, err := l.Upsert(t.Context(), static, "", config.Caller{}, size(5)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Upsert(t.Context(), static, "", size(5)); err != nil { // changes nothing
+	if _, err := l.Upsert(t.Context(), static, "", config.Caller{}, size(5)); err != nil { // changes nothing
 		t.Fatal(err)
 	}
 	want := [][]config.GroupKey{{fleet}, {fleet}, {fleet}, {static}}
@@ -708,7 +708,7 @@ func TestConcurrentChanges(t *testing.T) {
 	for i := range 20 {
 		wg.Go(func() {
 			key := config.GroupKey{Tenant: "prod", Group: fmt.Sprintf("g%d", i)}
-			if _, err := l.Upsert(t.Context(), key, "", dynamicGroup(i)); err != nil {
+			if _, err := l.Upsert(t.Context(), key, "", config.Caller{}, dynamicGroup(i)); err != nil {
 				t.Error(err)
 			}
 			if _, _, err := l.Refresh(t.Context()); err != nil {
@@ -741,7 +741,7 @@ func TestGroupETag(t *testing.T) {
 		"type": func(s *config.GroupSpec) { s.InstanceType = "large" },
 		"vars": func(s *config.GroupSpec) { s.Vars = map[string]string{"v": "other"} },
 	} {
-		_, err := l.Upsert(t.Context(), static, "", func(spec *config.GroupSpec, _ bool) error {
+		_, err := l.Upsert(t.Context(), static, "", config.Caller{}, func(spec *config.GroupSpec, _ bool) error {
 			*spec = config.GroupSpec{}
 			change(spec)
 			return nil

@@ -77,7 +77,7 @@ func specOf(status interface{ GetSpecJson() string }) (config.GroupSpec, error) 
 		return config.GroupSpec{}, fmt.Errorf("the server's answer: spec_json: %w", err)
 	}
 	// Only the server sets these.
-	spec.Deleted, spec.Removed, spec.Protected = false, nil, nil
+	spec.Deleted, spec.Removed, spec.Protected, spec.Overrides = false, nil, nil, nil
 	return spec, nil
 }
 

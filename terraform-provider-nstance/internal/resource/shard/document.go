@@ -241,7 +241,8 @@ func endsWarning(before document) diag.Diagnostics {
 			which+".")}
 }
 
-// overridden warns of changes that have no effect, because an operator set another value at run time.
+// overridden warns of changes that have no effect because an operator pinned another value, and of those that end an
+// operator's value.
 func (r *Resource) overridden(ctx context.Context, before, after document) (diags diag.Diagnostics) {
 	if before.shard == nil || bytes.Equal(before.body, after.body) {
 		return nil
@@ -255,9 +256,13 @@ func (r *Resource) overridden(ctx context.Context, before, after document) (diag
 		if err != nil {
 			return
 		}
-		if lines := config.Overridden(before.shard, after.shard, overrides); len(lines) > 0 {
-			diags.AddWarning("Values that were set at run time override changes in shard "+after.name(),
-				strings.Join(lines, "\n"))
+		kept, ended := config.Overridden(before.shard, after.shard, overrides)
+		if len(kept) > 0 {
+			diags.AddWarning("Pinned values override changes in shard "+after.name(), strings.Join(kept, "\n"))
+		}
+		if len(ended) > 0 {
+			diags.AddWarning("The apply ends values that were set at run time in shard "+after.name(),
+				strings.Join(ended, "\n"))
 		}
 	})
 	return diags

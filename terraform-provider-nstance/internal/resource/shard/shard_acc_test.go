@@ -511,22 +511,32 @@ func TestAccWarnsOfOverride(t *testing.T) {
 	b := acctest.File(t)
 	cli := acctest.NewCLI(t, typed(b, options{size: 2}))
 	cli.Run(t, "apply", "-auto-approve")
-	const warning = "The change of size in group default/workers from 2 to 3 has no effect: an operator set 5 at " +
-		"run time"
+	const change = "The change of size in group default/workers from 2 to 3 "
 	cli.Write(t, "main.tf", typed(b, options{size: 3}))
-	if out := squeeze(cli.Run(t, "plan", "-no-color")); strings.Contains(out, "has no effect") {
+	if out := squeeze(cli.Run(t, "plan", "-no-color")); strings.Contains(out, change) {
 		t.Errorf("a warning without an override:\n%s", out)
 	}
-	size := 5
-	_, err := b.State(t).WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 1,
-		Tenants: map[string]map[string]config.GroupSpec{"default": {"workers": {Size: &size}}}}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := squeeze(cli.Run(t, "plan", "-no-color"))
-	for _, want := range []string{warning, "nstance-admin group delete workers --shard dev-1"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the plan lacks %q:\n%s", want, out)
+	size, token := 5, objstore.Token("")
+	for _, tt := range []struct {
+		record config.Override
+		wants  []string
+	}{
+		{config.Override{Configured: 2.0, By: "alice", Pinned: true}, []string{
+			change + "has no effect: alice set 5 and pinned it", "nstance-admin group reset workers --shard dev-1"}},
+		{config.Override{Configured: 2.0, By: "alice"}, []string{change + "ends the value 5, which alice set"}},
+	} {
+		var err error
+		token, err = b.State(t).WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 1,
+			Tenants: map[string]map[string]config.GroupSpec{"default": {"workers": {Size: &size,
+				Overrides: map[string]config.Override{"size": tt.record}}}}}, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := squeeze(cli.Run(t, "plan", "-no-color"))
+		for _, want := range tt.wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("the plan lacks %q:\n%s", want, out)
+			}
 		}
 	}
 }

@@ -77,8 +77,9 @@ type listFilter struct {
 	Sort, Period string
 }
 
-// setting is a setting of a group with its value as JSON.
-type setting struct{ Name, Value string }
+// setting is a setting of a group with its value as JSON. Note says what the configuration has in its place, and who set
+// the value when.
+type setting struct{ Name, Value, Note string }
 
 // count is a number of instances of a class.
 type count struct {
@@ -180,7 +181,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 	g := groups[0].Message.GetGroups()[0]
 	view := &groupView{Shard: shard, Group: g, Settings: config.ReadSettings(g.GetMergedJson()),
-		Alerts: p.hub.alerts(shard, name), Override: overrideOf(g),
+		Alerts: p.hub.alerts(shard, name), Override: overrideOf(g, p.Now()),
 		List: listFilter{r.FormValue("class"), strings.TrimSpace(r.FormValue("search")), r.FormValue("sort"),
 			r.FormValue("period")}}
 	view.Tone, view.Says = groupState(g)
@@ -226,13 +227,20 @@ func (v *groupView) stats(replaced statistics) []stat {
 }
 
 // overrideOf returns the settings of a static group that operators changed.
-func overrideOf(g *nstancev1.GroupStatus) (settings []setting) {
+func overrideOf(g *nstancev1.GroupStatus, now time.Time) (settings []setting) {
+	for _, o := range g.GetOverrides() {
+		settings = append(settings, setting{o.GetPath(), o.GetValue(), fleet.OverrideText(o, now)})
+	}
+	if len(settings) > 0 {
+		return settings
+	}
+	// The server may be an earlier one, which does not say who set what.
 	var own map[string]json.RawMessage
 	if !g.GetIsStatic() || json.Unmarshal([]byte(g.GetSpecJson()), &own) != nil {
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(own)) {
-		settings = append(settings, setting{name, string(own[name])})
+		settings = append(settings, setting{Name: name, Value: string(own[name])})
 	}
 	return settings
 }

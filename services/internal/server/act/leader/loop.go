@@ -187,7 +187,7 @@ func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.E
 		return snapshot, plan.Explanation{}, false
 	}
 	if size != nil {
-		snapshot.Group.Size, snapshot.Group.Schedules = int(*size), nil
+		snapshot.Group.FixSize(int(*size))
 	}
 	return snapshot, plan.Explain(snapshot), true
 }

@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,14 +72,25 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 		return nil, err
 	}
 	key := c.key(req.GetGroup())
-	group, err := c.Config.Upsert(c, key, req.GetExpectedEtag(), func(spec *config.GroupSpec, exists bool) error {
+	by := c.caller(req.Pin)
+	set, removed := patch.Paths()
+	if by.Sets = set; req.GetUntil() != nil {
+		if by.Until = req.GetUntil().AsTime(); !slices.Equal(set, []string{"size"}) || !by.Until.After(by.At) {
+			return nil, invalid("until", "want a time in the future, and a patch that sets only size")
+		}
+	}
+	group, err := c.Config.Upsert(c, key, req.GetExpectedEtag(), by, func(spec *config.GroupSpec, exists bool) error {
 		if !exists && req.GetMustExist() {
 			return errNoGroup(key)
 		}
 		if exists && req.GetMustCreate() {
 			return status.Errorf(codes.AlreadyExists, "group: group %s exists already", key.Group)
 		}
-		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
+		_, static := c.Config.Shard().Groups[key.Tenant][key.Group]
+		if !static && (req.GetPin() || req.GetUntil() != nil) {
+			return invalid("pin and until", "group %s is dynamic: no configuration has another value for it", key.Group)
+		}
+		if static {
 			if paths := patch.Restricted(); len(paths) > 0 {
 				c.refuses(key, paths)
 				return status.Errorf(codes.FailedPrecondition,
@@ -89,6 +101,9 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 		changed, err := patch.Apply(*spec)
 		if err != nil {
 			return &shardconfig.RefusedError{Err: err}
+		}
+		if static {
+			changed = c.Config.Shard().Unset(key, changed, removed)
 		}
 		*spec = changed
 		return c.permitGroup(key, *spec)
@@ -103,6 +118,12 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 		view = shardstate.GroupView{Group: group}
 	}
 	return &nstancev1.UpsertGroupResponse{Group: c.groupStatus(view)}, nil
+}
+
+// caller describes the caller for a change of a group. A caller that does not say whether its values are pinned keeps
+// the group as it wants, such as nstance-operator: they are.
+func (c *call) caller(pin *bool) config.Caller {
+	return config.Caller{Name: cmp.Or(c.name, c.operator.String()), At: c.Now(), Pinned: pin == nil || *pin}
 }
 
 // DeleteGroup deletes a dynamic group as soon as its instances are gone. For a static group, it removes the override
@@ -153,7 +174,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 			"expected_etag: group %s has changed: read it again", key.Group)
 	case errors.Is(err, shardconfig.ErrStaticGroup):
 		return status.Errorf(codes.FailedPrecondition,
-			"group: %s is static and has no changes to remove: remove it from the shard's configuration",
+			"group: %s is static and has no values of operators to remove: remove it from the shard's configuration",
 			key.Group)
 	}
 	return err
@@ -215,7 +236,8 @@ func (c *call) changeRollout(name, what string, change func(*config.Rollout)) (*
 		return nil, err
 	}
 	key := c.key(name)
-	group, err := c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+	unpinned := false
+	group, err := c.Config.Upsert(c, key, "", c.caller(&unpinned), func(spec *config.GroupSpec, exists bool) error {
 		if !exists {
 			return errNoGroup(key)
 		}

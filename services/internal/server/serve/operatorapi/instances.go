@@ -111,7 +111,7 @@ func (c *call) DeleteInstance(_ context.Context, req *nstancev1.DeleteInstanceRe
 	id := view.Record.ID
 	answer := &nstancev1.DeleteInstanceResponse{}
 	if req.GetDecrement() {
-		if answer.Group, err = c.decrement(view); err != nil {
+		if answer.Group, err = c.decrement(view, req.Pin); err != nil {
 			return nil, err
 		}
 	}
@@ -159,7 +159,7 @@ func (c *call) ReleaseInstance(ctx context.Context, req *nstancev1.ReleaseInstan
 // decrement lowers the size of an instance's group by one and marks the instance for removal. Both changes are one
 // write to the group's entry in the bucket. The planner deletes the marked instance afterwards (rule 44), even if the
 // leader changes before that. If the instance has the mark already, or is deleted, decrement changes nothing.
-func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
+func (c *call) decrement(view shardstate.InstanceView, pin *bool) (*nstancev1.GroupStatus, error) {
 	switch {
 	case view.Record.OnDemand:
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
@@ -170,7 +170,13 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 	key, id := c.key(view.Record.Group), view.Record.ID.String()
 	if view.Record.State != record.Deleted {
 		lowered := false
-		group, err := c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+		by := c.caller(pin)
+		if entry, ok := c.Config.Override(key); ok { // a pin and an end of the former size apply to the new one
+			former := entry.Overrides["size"]
+			by.Until, _ = time.Parse(time.RFC3339, former.Until)
+			by.Pinned = by.Pinned || former.Pinned
+		}
+		group, err := c.Config.Upsert(c, key, "", by, func(spec *config.GroupSpec, exists bool) error {
 			if !exists {
 				return errNoGroup(key)
 			}
@@ -178,7 +184,8 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 				return nil
 			}
 			have := c.Config.Groups()[key]
-			size := max(0, have.Size-1)
+			now, _ := have.SizeAt(by.At)
+			size := max(0, now-1)
 			spec.Size = &size
 			spec.Removed = append(c.live(have.Removed), id)
 			return nil
@@ -410,7 +417,7 @@ func (c *call) ProtectInstance(_ context.Context, req *nstancev1.ProtectInstance
 		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is %s", id, view.Record.State)
 	}
 	changed := false
-	_, err = c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+	_, err = c.Config.Upsert(c, key, "", c.caller(nil), func(spec *config.GroupSpec, exists bool) error {
 		if !exists {
 			return errNoGroup(key)
 		}

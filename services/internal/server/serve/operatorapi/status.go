@@ -20,6 +20,11 @@ import (
 // groupStatus returns the status of a group.
 func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	spec, overridden := c.Config.Override(v.GroupKey)
+	shard := c.Config.Shard()
+	if overridden && v.Static && !spec.Deleted {
+		spec = shard.Current(v.GroupKey, spec, c.Now())
+		overridden = !spec.Empty()
+	}
 	out := &nstancev1.GroupStatus{
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted,
 		Kind: v.Kind, Arch: v.Arch,
@@ -40,9 +45,18 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	for _, id := range v.Instances {
 		out.InstanceIds = append(out.InstanceIds, id.String())
 	}
-	settings := c.Config.Settings(v.GroupKey)
+	settings := c.Config.Settings(v.GroupKey, time.Time{})
 	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
 	out.Etag = shardconfig.GroupETag(v.Group, out.GetMergedJson())
+	if !v.SizeUntil.IsZero() {
+		out.MergedJson = c.Config.Settings(v.GroupKey, c.Now()).JSON()
+	}
+	for _, f := range shard.SetFields(v.GroupKey, spec, c.Now()) {
+		until, _ := time.Parse(time.RFC3339, f.Until)
+		at, _ := time.Parse(time.RFC3339, f.At)
+		out.Overrides = append(out.Overrides, &nstancev1.GroupOverride{Path: f.Path, Value: jsonOf(f.Value),
+			Configured: jsonOf(f.Configured), By: f.By, At: timestamp(at), Pinned: f.Pinned, Until: timestamp(until)})
+	}
 	if overridden {
 		spec.Deleted = false // reported by the field Deleting
 		if text, err := json.Marshal(spec); err == nil {
@@ -50,6 +64,15 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		}
 	}
 	return out
+}
+
+// jsonOf returns a value of a setting as JSON, or "" if there is none.
+func jsonOf(value any) string {
+	text, err := json.Marshal(value)
+	if value == nil || err != nil {
+		return ""
+	}
+	return string(text)
 }
 
 // instanceStatus returns the status of an instance.

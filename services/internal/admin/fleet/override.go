@@ -1,0 +1,63 @@
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+// SizeText returns the desired size of a group. If an operator has set it, SizeText adds the configured size and who set
+// the size when.
+func SizeText(g *nstancev1.GroupStatus, now time.Time) string {
+	for _, o := range g.GetOverrides() {
+		if o.GetPath() == "size" {
+			return fmt.Sprintf("%d (%s)", g.GetSize(), OverrideText(o, now))
+		}
+	}
+	return fmt.Sprint(g.GetSize())
+}
+
+// OverrideTexts describes the fields of a static group that operators have set, except for the size and the revision of
+// a roll.
+func OverrideTexts(g *nstancev1.GroupStatus, now time.Time) (texts []string) {
+	for _, o := range g.GetOverrides() {
+		if o.GetPath() != "size" && o.GetPath() != "rollout.revision" {
+			texts = append(texts, fmt.Sprintf("%s %s (%s)", o.GetPath(), o.GetValue(), OverrideText(o, now)))
+		}
+	}
+	return texts
+}
+
+// OverrideText says what the configuration has in place of an operator's value, and who set that value when.
+func OverrideText(o *nstancev1.GroupOverride, now time.Time) string {
+	parts := []string{"not configured", cmp.Or(o.GetBy(), "an operator")}
+	if o.GetConfigured() != "" {
+		parts[0] = "configured " + o.GetConfigured()
+	}
+	if o.GetAt() != nil {
+		parts = append(parts, ago(now.Sub(o.GetAt().AsTime())))
+	}
+	if o.GetPinned() {
+		parts = append(parts, "pinned")
+	}
+	if o.GetUntil() != nil {
+		parts = append(parts, "until "+o.GetUntil().AsTime().Format(time.RFC3339))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ago says how long ago something happened, such as "10 min ago".
+func ago(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s ago", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+}
