@@ -2395,7 +2395,7 @@ func (x *ExplainGroupResponse) GetGroup() string {
 type PlannedAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of action: create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers,
-	// forget_group or settle.
+	// forget_group, settle, halt_rollout, end_halt or store_good_config.
 	Kind       string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// With create: the instance that the new one replaces, if any.

@@ -42,6 +42,7 @@ const loadUnseen = "load unseen records"
 // lurksFor names the operations that faults wait for.
 var lurksFor = []string{"refresh", "create", "create an instance", "mark_deleting", "delete an instance", "drain",
 	"terminate", "forget", "register", "settle", "terminate_stray", "remove_tombstone", "refill reservations",
+	"halt_rollout", "end_halt", "store_good_config",
 	"register_load_balancers", "hold the address", "change a group", "write lock", "lead", loadUnseen}
 
 // lurk starts a fault. Half of the faults occur immediately; the others wait up to three minutes for the leader to
