@@ -123,7 +123,7 @@ func (f *Fleet) countFailure(vm *VM, a plan.Action) {
 	running := f.Running()
 	if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&running, f.image(), &vm.Instance)) {
 		f.rolloutFailures++
-		f.rolloutFailure = a.Reason
+		f.rolloutFailure = a.Fault()
 	}
 }
 

@@ -47,6 +47,20 @@ var halts = []script{
 		f.Fails = fails
 		f.Run(time.Hour)
 	}, check: runs("v1", 3)},
+	{name: "rollback-of-instances-that-are-healthy", size: 3, setup: func(f *plantest.Fleet) {
+		rollingBack(f)
+		f.Fails = func(vm *plantest.VM) string {
+			if vm.Name == "i6" {
+				return plantest.Failure
+			}
+			return ""
+		}
+	}, play: func(f *plantest.Fleet) {
+		f.Run(15 * time.Minute)
+		f.Note("a configuration of which the third instance fails")
+		f.Group.InfraHash = "v2"
+		f.Run(20 * time.Minute)
+	}, check: runs("v1", 3)},
 	{name: "rollback-of-files", size: 3, setup: rollingBack, play: func(f *plantest.Fleet) {
 		f.Run(15 * time.Minute)
 		f.Note("files with which the health check fails")

@@ -1,8 +1,15 @@
 package plan
 
 import (
+	"strings"
 	"time"
 )
+
+// reasonReplaced ends the reason of a deletion after a replacement.
+const reasonReplaced = ", and enough others are healthy"
+
+// Fault returns the Reason of a Mark action without what it says about the instance's replacement.
+func (a Action) Fault() string { return strings.TrimSuffix(a.Reason, reasonReplaced) }
 
 // reason describes a cause in words. The text contains nothing that changes from one plan to the next.
 func (g *group) reason(i *Instance, cause Cause) string {
@@ -80,7 +87,7 @@ func (g *group) replacedReason(i *Instance, cause Cause) string {
 	if g.tally.of[classWell] == 0 {
 		return g.reason(i, cause)
 	}
-	return g.reason(i, cause) + ", and enough others are healthy"
+	return g.reason(i, cause) + reasonReplaced
 }
 
 // planCreates plans new instances. They fill up the group to its size, and so take the place of lost instances (rule

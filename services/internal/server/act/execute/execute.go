@@ -238,7 +238,7 @@ func (x *Executor) countFailed(group config.GroupKey, action plan.Action) {
 		x.State.CreateFailed(group, action.Reason)
 	}
 	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
-		x.State.RolloutFailed(group, action.Reason)
+		x.State.RolloutFailed(group, action.Fault())
 	}
 }
 
