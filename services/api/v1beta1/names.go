@@ -101,6 +101,7 @@ const (
 	BlockedReason               = "Blocked"
 	ImportedReason              = "Imported"
 	DeletingReason              = "Deleting"
+	PreservedReason             = "Preserved"
 	ProvisionedReason           = "Provisioned"
 	WaitingForMachineReason     = "WaitingForMachine"
 	WaitingForMachinePoolReason = "WaitingForMachinePool"

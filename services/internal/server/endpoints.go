@@ -341,7 +341,8 @@ func (s *server) readShard() metrics.Shard {
 	for _, key := range state.GroupKeys() {
 		if g, ok := state.GroupView(key); ok {
 			shard.Groups = append(shard.Groups, metrics.Group{Tenant: key.Tenant, Name: key.Group, Desired: g.Size,
-				Actual: g.Actual, Healthy: g.Healthy, Drifted: g.Outdated, Paused: g.Rollout.Paused})
+				Actual: g.Actual, Healthy: g.Healthy, Drifted: g.Outdated, Preserved: g.Preserved,
+				Paused: g.Rollout.Paused})
 		}
 	}
 	shard.Alerts = state.Alerts()

@@ -37,6 +37,7 @@ func TestMetricsOfAShard(t *testing.T) {
 		group("nstance_group_actual"):                                             "2",
 		group("nstance_group_healthy"):                                            "0",
 		group("nstance_group_drifted"):                                            "0",
+		group("nstance_group_preserved"):                                          "0",
 		group("nstance_group_paused"):                                             "0",
 		`nstance_leader_changes_total{cause="first",cluster="test",shard="a"}`:    "1",
 		`nstance_leader_changes_total{cause="released",cluster="test",shard="a"}`: "0",

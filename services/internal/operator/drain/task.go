@@ -179,8 +179,11 @@ func (t *task) evacuate(ctx context.Context) result {
 		return noNode
 	}
 	t.log.Info("drain started", "nodes", nodeNames(nodes), "reason", d.Reason, "deadline", d.Deadline)
-	t.recordEvents(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason,
-		"draining before the deletion of instance %s (%s)",
+	begun := "draining before the deletion of instance %s (%s)"
+	if d.Instance.GetPreservedUntil() != nil {
+		begun = "draining: instance %s failed, and its VM is preserved (%s)"
+	}
+	t.recordEvents(nodes, corev1.EventTypeNormal, v1beta1.DrainStartedReason, begun,
 		t.instance, scope.Truncate(d.Reason))
 	holding := false
 	defer func() {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -431,5 +432,19 @@ func TestDrainLimit(t *testing.T) {
 		if got := ptr.Deref(drainLimit(&v), 0); got != test.want {
 			t.Errorf("%s: limit %d, want %d", name, got, test.want)
 		}
+	}
+}
+
+// TestPreservedMachine checks that the machine of a preserved instance is not ready, even if its agent reports healthy.
+func TestPreservedMachine(t *testing.T) {
+	d := decide(runningView(func(v *view) {
+		i := v.shards[1].instance
+		i.PreservedAt, i.PreservedUntil = timestamppb.New(v.now.Time), timestamppb.New(v.now.Add(24*time.Hour))
+		i.PreserveReason = "it runs but is silent (rule 12)"
+	}))
+	ready := meta.FindStatusCondition(d.status.Conditions, v1beta1.ReadyCondition)
+	if d.step != stepWait || d.status.Ready || ready.Reason != v1beta1.PreservedReason || ready.Message !=
+		"the instance failed, was replaced, and is kept until 2026-07-29T10:00:00Z: it runs but is silent (rule 12)" {
+		t.Errorf("%s: %+v", d.step, ready)
 	}
 }

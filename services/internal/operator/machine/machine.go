@@ -192,12 +192,15 @@ func (v *view) updateStatus(d *decision, i *nstancev1.InstanceStatus) {
 	// After a change of the leader, the health is "unknown" until the agent reports to the new leader. During this
 	// time, a ready instance stays ready.
 	healthy := i.GetHealth() == "healthy" || i.GetHealth() == "unknown" && s.Ready
-	s.Ready = running && healthy && s.State == "registered"
+	s.Ready = running && healthy && s.State == "registered" && i.GetPreservedAt() == nil
 	switch {
 	case s.Ready && provider != "":
 		v.setCondition(d, v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 	case s.State == stateDeleting:
 		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
+	case i.GetPreservedAt() != nil:
+		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.PreservedReason, "the instance failed, was replaced, "+
+			"and is kept until "+i.GetPreservedUntil().AsTime().Format(time.RFC3339)+": "+i.GetPreserveReason())
 	case s.State != "registered" || !running:
 		v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.WaitingForInstanceReason, "the instance is "+s.State+
 			", its VM is "+cmp.Or(i.GetProviderState(), "unknown"))

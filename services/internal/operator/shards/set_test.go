@@ -214,6 +214,13 @@ func TestMirrorsAShard(t *testing.T) {
 	if d := cmp.Diff([]string{"wrk1 expired"}, drains(one.Drains())); d != "" {
 		t.Error(d)
 	}
+	kept := pending(instance("wrk3", "registered"))
+	kept.Type, kept.Reason = nstancev1.InstanceEvent_TYPE_PRESERVED, "it is silent"
+	a.InstanceEvents <- kept
+	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.DrainPending, Group: "web", Instance: "wrk3"})
+	if d := cmp.Diff([]string{"wrk1 expired", "wrk3 it is silent"}, drains(one.Drains())); d != "" {
+		t.Error(d)
+	}
 	if i, ok := one.Instance("wrk2"); !ok || i.GetState() != "deleted" {
 		t.Errorf("deleted instance: %v", i)
 	}

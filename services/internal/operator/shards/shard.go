@@ -427,7 +427,7 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 }
 
 // watchInstances watches the instances. The watch begins with a snapshot, which has only the instances that are being
-// deleted. After the snapshot, watchInstances closes the channel "listed". Only then may the instances be listed, so
+// deleted or are preserved. After the snapshot, watchInstances closes the channel "listed". Only then may the instances be listed, so
 // that no later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
@@ -444,7 +444,9 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 			return
 		}
 		changes := s.setInstance(e.GetInstance(), latest)
-		if e.GetType() == nstancev1.InstanceEvent_TYPE_PENDING_DELETION && e.GetDrain() {
+		leaves := e.GetType() == nstancev1.InstanceEvent_TYPE_PENDING_DELETION ||
+			e.GetType() == nstancev1.InstanceEvent_TYPE_PRESERVED
+		if leaves && e.GetDrain() {
 			d := drainOf(e, time.Now())
 			if first != nil {
 				first[e.GetInstance().GetInstanceId()] = d

@@ -234,9 +234,9 @@ type Shard struct {
 
 // Group is what a leader knows of a group.
 type Group struct {
-	Tenant, Name                      string
-	Desired, Actual, Healthy, Drifted int
-	Paused                            bool
+	Tenant, Name                                 string
+	Desired, Actual, Healthy, Drifted, Preserved int
+	Paused                                       bool
 }
 
 // CA is a CA that issues certificates.
@@ -264,6 +264,8 @@ var (
 		"Instances of the group that are not being deleted, without on-demand ones, while leading.", "tenant", "group")
 	groupHealthy = shardDesc("nstance_group_healthy",
 		"Instances of nstance_group_actual that report healthy, while leading.", "tenant", "group")
+	groupPreserved = shardDesc("nstance_group_preserved",
+		"Failed instances that the group preserves, while leading. They are not in nstance_group_actual.", "tenant", "group")
 	groupDrifted = shardDesc("nstance_group_drifted", "Instances of nstance_group_actual that differ from the group's "+
 		"infrastructure configuration, while leading.", "tenant", "group")
 	groupPaused = shardDesc("nstance_group_paused", "1 if the rollouts of the group are paused, while leading.",
@@ -313,6 +315,7 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 		set(groupDesired, float64(g.Desired), g.Tenant, g.Name)
 		set(groupActual, float64(g.Actual), g.Tenant, g.Name)
 		set(groupHealthy, float64(g.Healthy), g.Tenant, g.Name)
+		set(groupPreserved, float64(g.Preserved), g.Tenant, g.Name)
 		set(groupDrifted, float64(g.Drifted), g.Tenant, g.Name)
 		paused := 0.0
 		if g.Paused {
