@@ -301,11 +301,11 @@ func (g *Group) PassTime() (longest time.Duration) {
 // FailTime returns how long it takes at most until a health check of a group has failed, if every run of it fails.
 func (g *Group) FailTime() (longest time.Duration) {
 	for _, check := range g.HealthChecks {
-		runs := 1
+		runs := int64(1)
 		if check.FailureThreshold != nil {
-			runs = *check.FailureThreshold
+			runs = int64(*check.FailureThreshold)
 		}
-		longest = max(longest, check.StartPeriod.D()+time.Duration(runs)*check.Interval.D()+check.Timeout.D())
+		longest = max(longest, check.StartPeriod.D()+time.Duration(runs*int64(check.Interval.D()))+check.Timeout.D())
 	}
 	return longest
 }

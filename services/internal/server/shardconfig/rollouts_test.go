@@ -111,22 +111,23 @@ func TestResumeTriesAgain(t *testing.T) {
 
 // TestHaltKeepsTheConfiguration checks halts that cannot return a group to another configuration.
 func TestHaltKeepsTheConfiguration(t *testing.T) {
+	keep := func(t *testing.T, l *leader) { l.keepGood(t, static) }
 	for name, c := range map[string]struct {
-		prepare func(t *testing.T, b *bucket, l *leader)
+		prepare func(t *testing.T, l *leader)
 		next    string
 		want    string
 	}{
 		"stop":          {next: document("", "")},
 		"no good one":   {next: rollsBack("two"), want: "no rollout of the group has finished yet"},
-		"the same one":  {func(t *testing.T, _ *bucket, l *leader) { l.keepGood(t, static) }, rollsBack("one"), "same configuration"},
-		"the pool left": {func(t *testing.T, _ *bucket, l *leader) { l.keepGood(t, static) }, strings.ReplaceAll(rollsBack("two"), `"p"`, `"q"`), `no subnet pool "p"`},
+		"the same one":  {keep, rollsBack("one"), "same configuration"},
+		"the pool left": {keep, strings.ReplaceAll(rollsBack("two"), `"p"`, `"q"`), `no subnet pool "p"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBucket()
 			b.write(t, rollsBack("one"))
 			l := lead(t, b, 3)
 			if c.prepare != nil {
-				c.prepare(t, b, l)
+				c.prepare(t, l)
 			}
 			b.write(t, c.next)
 			l = lead(t, b, 4)
@@ -185,7 +186,8 @@ func TestForgottenGroupLeavesNothing(t *testing.T) {
 	if err := l.Forget(t.Context(), fleet); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Get(t.Context(), keys.Rollout(shardName, fleet.Tenant, fleet.Group)); !errors.Is(err, objstore.ErrNotFound) {
+	_, err := b.Get(t.Context(), keys.Rollout(shardName, fleet.Tenant, fleet.Group))
+	if !errors.Is(err, objstore.ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -210,7 +212,8 @@ func TestRolloutsOfTwoLeaders(t *testing.T) {
 	if h := lead(t, b, 5).group(static).Halt; h == nil || h.Reason != "it failed" {
 		t.Errorf("%+v", h)
 	}
-	for _, key := range []string{keys.Rollout(shardName, "default", "static"), keys.Rollout(shardName, "default", "gone")} {
+	for _, group := range []string{"static", "gone"} {
+		key := keys.Rollout(shardName, "default", group)
 		if _, err := b.Put(t.Context(), key, []byte(`{"schema": 1}`), objstore.Always()); err != nil {
 			t.Fatal(err)
 		}
