@@ -37,7 +37,7 @@ func live(t *testing.T, calls *ledger) {
 			"server": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 				"garbage_collection": map[string]any{"interval": "5s"}},
 			"groups": map[string]any{"default": map[string]any{"workers": map[string]any{
-				"purchase": map[string]any{"spot_percent": 50}}}}},
+				"purchase": map[string]any{"spot_percent": 50, "on_recommendation": "replace"}}}}},
 	}
 	if err := l.Cloud.SetControlPolicy(demanding); err != nil {
 		t.Fatal(err)
@@ -98,6 +98,14 @@ module "shard" {
 	first := f.workers()[0].Subnet
 	if bought := f.workers(); bought[0].Spot == bought[1].Spot {
 		t.Errorf("of two VMs with spot_percent = 50, one must be a spot instance: %+v", bought)
+	}
+
+	// AWS recommends replacing the spot instance.
+	for _, vm := range f.workers() {
+		if vm.Spot {
+			l.Cloud.EC2().Rebalance(vm.ID)
+			f.scenario().ReplacesFirst(t, 2, vm.ID, "the cloud recommends replacing its VM")
+		}
 	}
 	kept := f.refused(t, stack)
 

@@ -163,6 +163,7 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	// The cloud announces that a VM will be interrupted. The replacement must start while the VM still runs.
 	f.scenario().ReplacesInterrupted(t, 2)
+	f.scenario().ReplacesMaintained(t, 2)
 
 	// While the Auto Scaling group is scaled to zero, there is no server, and the VMs continue to run. After the group
 	// is scaled up again, the new server replaces the VMs that were lost in between. The apply that removes the server
@@ -420,6 +421,11 @@ func (c shardCloud) Interrupt(id string, after time.Duration) error {
 		return fmt.Errorf("%s could not be interrupted", id)
 	}
 	return nil
+}
+
+// Maintain implements [scenario.Cloud].
+func (c shardCloud) Maintain(id string, begins time.Time) {
+	c.Cloud.EC2().Schedule(id, "instance-retirement", begins)
 }
 
 // Dial implements [scenario.Cloud].

@@ -184,6 +184,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	}
 	scenario.Converged(t, stack)
 	s.ReplacesInterrupted(t, 2)
+	s.ReplacesMaintained(t, 2)
 
 	// The server's VM disappears without a delete operation. The instance group must notice this by itself, and make a
 	// new VM with the same name.

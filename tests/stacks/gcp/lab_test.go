@@ -250,6 +250,9 @@ func (s shard) Interrupt(id string, after time.Duration) error {
 	return nil
 }
 
+// Maintain implements [scenario.Cloud].
+func (s shard) Maintain(id string, begins time.Time) { s.Compute.Maintain(s.instance(id).Path, begins) }
+
 // Dial implements [scenario.Cloud].
 func (s shard) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	servers := s.Servers()

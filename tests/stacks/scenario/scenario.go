@@ -37,6 +37,8 @@ type Cloud interface {
 	// "after".
 	Kill(id string)
 	Interrupt(id string, after time.Duration) error
+	// Maintain announces maintenance that terminates a VM at the given time.
+	Maintain(id string, begins time.Time)
 	// Dial connects from a host in the shard's network.
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -193,6 +195,43 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 		return ""
 	})
 	s.Settled(t, size, []string{doomed})
+}
+
+// ReplacesFirst makes the cloud announce something about a VM that must be replaced first: the VM is deleted when its
+// replacement is healthy. "reason" is why.
+func (s *Shard) ReplacesFirst(t *testing.T, size int, doomed, reason string) {
+	t.Helper()
+	var began, healthy, deleted time.Time
+	lab.Eventually(t, Soon, doomed+" is deleted because "+reason, func() string {
+		began, healthy, deleted = time.Time{}, time.Time{}, time.Time{}
+		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+			switch {
+			case instance.ProviderID == doomed && strings.HasPrefix(instance.DeleteReason, reason):
+				deleted = instance.DeletingAt
+			case instance.State == record.Registered && instance.RegisteredAt.After(healthy):
+				began, healthy = instance.CreatedAt, instance.RegisteredAt
+			}
+		}); err != nil {
+			return err.Error()
+		}
+		if deleted.IsZero() {
+			return fmt.Sprintf("VMs %v", s.Workers())
+		}
+		return ""
+	})
+	if !healthy.Before(deleted) {
+		t.Errorf("%s is deleted at %s, its replacement was created at %s and registered at %s", doomed, deleted, began,
+			healthy)
+	}
+	s.Settled(t, size, []string{doomed})
+}
+
+// ReplacesMaintained makes the cloud announce maintenance of a VM in an hour.
+func (s *Shard) ReplacesMaintained(t *testing.T, size int) {
+	t.Helper()
+	doomed := s.Workers()[0]
+	s.Maintain(doomed, time.Now().Add(time.Hour))
+	s.ReplacesFirst(t, size, doomed, "the cloud has announced maintenance of its VM")
 }
 
 // WebCommands start a web server on port 8080 of a VM. [Shard.ReplacesUnhealthyInBalancer] later ends the web server.

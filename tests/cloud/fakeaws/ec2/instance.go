@@ -183,9 +183,10 @@ type instance struct {
 	start      int           // number of starts: events of a machine from an earlier start are ignored
 	notice     *spotNotice
 	rebalance  time.Time // time of the rebalance recommendation; zero: none
-	lifecycle  string    // autoscaling/target-lifecycle-state
-	protection bool      // DisableApiTermination
-	keyRefused bool      // A volume's KMS key may not be used: the instance does not start.
+	events     []scheduledEvent
+	lifecycle  string // autoscaling/target-lifecycle-state
+	protection bool   // DisableApiTermination
+	keyRefused bool   // A volume's KMS key may not be used: the instance does not start.
 }
 
 // spotNotice is the two-minute notice of a spot interruption.

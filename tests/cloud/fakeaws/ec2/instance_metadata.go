@@ -114,6 +114,10 @@ func (s *Service) metadataTree(i *instance) map[string]string {
 		notice, _ := json.Marshal(map[string]string{"noticeTime": isoSeconds(i.rebalance)})
 		tree["events/recommendations/rebalance"] = string(notice)
 	}
+	if len(i.events) > 0 {
+		events, _ := json.MarshalIndent(i.events, "", "  ") // encoding strings never fails
+		tree["events/maintenance/scheduled"] = string(events)
+	}
 	if i.lifecycle != "" {
 		tree["autoscaling/target-lifecycle-state"] = i.lifecycle
 	}

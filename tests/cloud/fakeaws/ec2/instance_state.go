@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -190,6 +191,29 @@ func (s *Service) Rebalance(id string) {
 	if i := s.instances[id]; i != nil && i.alive() {
 		i.rebalance = s.cfg.Now()
 	}
+}
+
+// scheduledEvent is a scheduled event in the form of the metadata service.
+type scheduledEvent struct{ NotBefore, Code, Description, EventId, NotAfter, State string }
+
+// Schedule gives an instance a scheduled event with the given code, such as "instance-retirement", which begins at the
+// given time. With an empty code, it removes the instance's events. It takes the cloud's lock.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/viewing_scheduled_events.html
+func (s *Service) Schedule(id, code string, begins time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.instances[id]
+	if i == nil || !i.alive() {
+		return
+	}
+	if code == "" {
+		i.events = nil
+		return
+	}
+	gmt := func(t time.Time) string { return t.UTC().Format("2 Jan 2006 15:04:05") + " GMT" }
+	i.events = append(i.events, scheduledEvent{NotBefore: gmt(begins), NotAfter: gmt(begins.Add(2 * time.Hour)),
+		Code: code, Description: "scheduled " + code, State: "active",
+		EventId: fmt.Sprintf("instance-event-%017x", begins.UnixNano())})
 }
 
 // Kill terminates an instance immediately and without notice. For a spot instance, the reason is lost capacity. For

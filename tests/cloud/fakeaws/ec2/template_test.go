@@ -356,4 +356,14 @@ func TestMetadataTree(t *testing.T) {
 	if _, ok := w.service.Metadata(id, "events/recommendations/rebalance"); !ok {
 		t.Error("no rebalance recommendation")
 	}
+	w.service.Schedule(id, "system-reboot", time.Date(2019, 1, 21, 9, 0, 43, 0, time.UTC))
+	events, _ := w.service.Metadata(id, "events/maintenance/scheduled")
+	if !strings.Contains(events, `"NotBefore": "21 Jan 2019 09:00:43 GMT"`) ||
+		!strings.Contains(events, `"Code": "system-reboot"`) || !strings.Contains(events, `"State": "active"`) {
+		t.Errorf("scheduled events: %s", events)
+	}
+	w.service.Schedule(id, "", time.Time{})
+	if events, ok := w.service.Metadata(id, "events/maintenance/scheduled"); ok {
+		t.Errorf("withdrawn events: %s", events)
+	}
 }

@@ -178,8 +178,9 @@ type Resource struct {
 
 	machine   Machine
 	preempted bool
-	serial    []string // of earlier boots
-	members   []string // of an instance group
+	upcoming  time.Time // when its host gets maintenance; zero: none is announced
+	serial    []string  // of earlier boots
+	members   []string  // of an instance group
 }
 
 // Name returns the last part of the path.

@@ -22,6 +22,8 @@ type Instance struct {
 	Forwarded []string
 	// Preempted is set as soon as Compute Engine has decided to preempt the VM.
 	Preempted bool
+	// Upcoming is when the maintenance of the VM's host begins; zero: none is announced.
+	Upcoming time.Time
 }
 
 // Interface returns the first network interface.
@@ -138,7 +140,8 @@ func (c *Compute) machineView(r *Resource) Instance {
 	body, _ := clone(c.describe(r)).(map[string]any)
 	scope := r.scope()
 	view := Instance{ID: r.ID, Path: r.Path, Name: r.Name(), Zone: scope[strings.LastIndexByte(scope, '/')+1:],
-		Body: body, Forwarded: c.forwarded(r), Preempted: r.preempted}
+		Body: body, Forwarded: c.forwarded(r), Preempted: r.preempted,
+		Upcoming: r.upcoming}
 	for _, disk := range Objects(body["disks"]) {
 		if source := c.Find(rest.Text(disk, "source")); source != nil && disk["boot"] == true {
 			if image := c.findImage(rest.Text(source.Body, "sourceImage")); image != nil {
@@ -289,6 +292,16 @@ func (c *Compute) Preempt(path string, grace time.Duration) {
 		if r.Body["status"] = terminated; scheduling["instanceTerminationAction"] == "DELETE" {
 			delete(c.resources, r.Path)
 			c.kinds["instances"].Removed(r)
+		}
+	})
+}
+
+// Maintain announces maintenance of a VM's host, which begins at the given time. The zero time withdraws it.
+func (c *Compute) Maintain(path string, begins time.Time) {
+	c.Do(func() {
+		if r := c.Find(path); r != nil {
+			r.upcoming = begins
+			_ = c.changedInstance(r) // Never fails.
 		}
 	})
 }

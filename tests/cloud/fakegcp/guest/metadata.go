@@ -155,11 +155,14 @@ func (m *metadata) values() map[string]string {
 	values := map[string]string{
 		"project/project-id": strings.Split(i.Path, "/")[1], "project/numeric-project-id": m.number,
 		"instance/id": ID(i.ID), "instance/name": i.Name, "instance/hostname": i.Name,
-		"instance/zone":                         "projects/" + m.number + "/zones/" + i.Zone,
-		"instance/image":                        i.Image,
-		"instance/preempted":                    strings.ToUpper(strconv.FormatBool(i.Preempted)),
-		"instance/network-interfaces/0/ip":      rest.Text(nic, "networkIP"),
-		"instance/network-interfaces/0/network": "projects/" + m.number + "/networks/" + i.Network(),
+		"instance/zone":                           "projects/" + m.number + "/zones/" + i.Zone,
+		"instance/image":                          i.Image,
+		"instance/preempted":                      strings.ToUpper(strconv.FormatBool(i.Preempted)),
+		"instance/maintenance-event":              "NONE",
+		"instance/upcoming-maintenance":           upcoming(i.Upcoming),
+		"instance/scheduling/on-host-maintenance": hostPolicy(i),
+		"instance/network-interfaces/0/ip":        rest.Text(nic, "networkIP"),
+		"instance/network-interfaces/0/network":   "projects/" + m.number + "/networks/" + i.Network(),
 	}
 	for key, text := range i.Metadata() {
 		values["instance/attributes/"+key] = text
@@ -181,6 +184,31 @@ func (m *metadata) values() map[string]string {
 		}
 	}
 	return values
+}
+
+// hostPolicy returns what maintenance of its host does to a VM. Spot VMs are always terminated.
+func hostPolicy(i compute.Instance) string {
+	policy := rest.Text(i.Body, "scheduling", "onHostMaintenance")
+	switch {
+	case policy != "":
+		return policy
+	case rest.Text(i.Body, "scheduling", "provisioningModel") == "SPOT":
+		return "TERMINATE"
+	}
+	return "MIGRATE"
+}
+
+// upcoming returns the announcement of maintenance that begins at the given time.
+// https://cloud.google.com/compute/docs/instances/monitor-plan-host-maintenance-event
+func upcoming(begins time.Time) string {
+	if begins.IsZero() {
+		return "NONE"
+	}
+	const form = "2006-01-02T15:04:05-07:00"
+	text, _ := json.Marshal(map[string]any{"can_reschedule": "true", "maintenance_status": "PENDING", "type": "SCHEDULED",
+		"window_start_time": begins.UTC().Format(form), "latest_window_start_time": begins.UTC().Format(form),
+		"window_end_time": begins.Add(4 * time.Hour).UTC().Format(form)}) // encoding strings never fails
+	return string(text)
 }
 
 // identity returns a signed identity token. https://cloud.google.com/compute/docs/instances/verifying-instance-identity

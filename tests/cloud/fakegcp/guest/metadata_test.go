@@ -40,6 +40,8 @@ func TestMetadata(t *testing.T) {
 	m := newMetadata("7", testInstance())
 	for path, want := range map[string]string{
 		"instance/id": "42", "instance/zone": "projects/7/zones/us-central1-a", "project/project-id": "my-project",
+		"instance/maintenance-event":    "NONE",
+		"instance/upcoming-maintenance": "NONE", "instance/scheduling/on-host-maintenance": "MIGRATE",
 		"instance/preempted": "FALSE", "instance/attributes/startup-script": "#!/bin/sh",
 		"instance/service-accounts/": "default/\n" + email + "/", "instance/network-interfaces/0/ip": "10.0.0.2",
 		"instance/network-interfaces/0/ip-aliases/0": "10.9.0.5/32",
