@@ -42,8 +42,12 @@ type agent struct {
 
 	powerOff bool
 	notice   bool
-	reboot   bool
-	rebootAt time.Time // when it last announced a reboot
+	// recommended means that the cloud recommends replacing the VM, and maintenance is when the VM's maintenance begins;
+	// zero: none.
+	recommended bool
+	maintenance time.Time
+	reboot      bool
+	rebootAt    time.Time // when it last announced a reboot
 }
 
 // drawReportInterval returns the interval at which the agents of this World report.
@@ -162,6 +166,10 @@ func (f *fleet) speak(m *machine) {
 		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
+	}
+	report.Recommendation, report.Maintenance = &a.recommended, &plan.Maintenance{}
+	if !a.maintenance.IsZero() {
+		*report.Maintenance = plan.Maintenance{Kind: "system-reboot", Begins: a.maintenance}
 	}
 	switch {
 	case a.powerOff:

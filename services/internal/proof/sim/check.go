@@ -190,6 +190,10 @@ func (w *World) checkDelete(s *server, call mock.Call) {
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && w.fleet.awaitsHook(m):
 		w.fail(ruleDrain, "%s is terminated at %v while its hook runs, its drain may take until %v", m.id, w.sched.now,
 			d.Deadline)
+	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && m.agent.wasHealthy &&
+		w.sched.now.Add(wallSkew).Before(m.balancedUntil):
+		w.fail(ruleDrain, "%s is terminated at %v, its load balancers finish its requests until %v", m.id, w.sched.now,
+			m.balancedUntil)
 	case d.State == record.Deleting && s != nil && s.term != nil && !w.operate.takesPart(s.term, m.id):
 	case d.State == record.Deleting && d.Deadline.After(w.sched.now.Add(2*wallSkew)) && !w.people.drained[m.id]:
 		w.fail(ruleDrain, "%s is terminated at %v, its drain may take until %v", m.id, w.sched.now, d.Deadline)

@@ -193,7 +193,7 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.refuseAll(d)
 		}
 	case lostVM, agentMute, allMute, allCutOff, refused, agentSick, checkFails, checksDown, notice, powerOff, reboot,
-		agentFlaps:
+		agentFlaps, recommended, maintained:
 		w.strikeVM(moment, k, d)
 	default:
 		w.people.act(moment, k, leader, d)
@@ -238,6 +238,10 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 		a.powerOff = true
 	case reboot:
 		a.reboot = true
+	case recommended:
+		a.recommended = !a.recommended
+	case maintained:
+		w.maintain(m, d)
 	}
 	w.fleet.speakAfter(m, 0)
 	if a.notice || a.powerOff {
@@ -407,6 +411,7 @@ func (w *World) calm() {
 		}
 		w.endFault(&m.agent.mute)
 		w.endFault(&m.agent.sick)
+		m.agent.recommended, m.agent.maintenance = false, time.Time{}
 	}
 	w.endFault(&w.checksDown)
 	w.endFault(&w.refusing)

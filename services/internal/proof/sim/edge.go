@@ -51,6 +51,12 @@ type cloud struct {
 	world *World
 }
 
+// Deregister implements infra.LoadBalancers. It notes until when the load balancer finishes the VM's requests.
+func (c cloud) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	c.leaves(lb, vm)
+	return c.Provider.Deregister(ctx, lb, vm)
+}
+
 // Create implements infra.Provider.
 func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	vm, err := c.Provider.Create(ctx, req)

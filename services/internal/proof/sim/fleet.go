@@ -33,8 +33,10 @@ type machine struct {
 	dice       *dice
 	onDemand   bool
 	spot       bool
-	asked      int   // counts the random decisions about this VM
-	calls      calls // delete calls for this VM
+	// balancedUntil is when the load balancers that the VM left have finished its requests.
+	balancedUntil time.Time
+	asked         int   // counts the random decisions about this VM
+	calls         calls // delete calls for this VM
 }
 
 // ask is a create call without a recorded result.

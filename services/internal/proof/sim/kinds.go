@@ -77,6 +77,8 @@ const (
 	refusedAll  Kind = "load balancer refuses all"     // for some minutes, new VMs too
 	neverServes Kind = "load balancer refuses new"     // a VM from its start on
 	notice      Kind = "spot notice"
+	recommended Kind = "recommendation" // or its end
+	maintained  Kind = "maintenance"    // which ends the VM, or its withdrawal
 	powerOff    Kind = "power off"
 	reboot      Kind = "reboot"
 	agentFlaps  Kind = "agent flaps" // falls silent again and again
@@ -145,6 +147,7 @@ var (
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 1.5}, {newImage, 0.6},
 		{protectedOne, 1.5}, {spotScarce, 2}, {allCutOff, 0.5},
 		{refused, 0.7}, {refusedAll, 0.5}, {agentFlaps, 0.7}, {bucketCrawls, 0.7},
+		{recommended, 0.7}, {maintained, 0.7},
 	}
 )
 

@@ -65,6 +65,7 @@ type spec struct {
 	disruption     config.Disruption
 	schedules      []config.Schedule
 	purchase       *config.Purchase
+	ignores        bool // maintenance
 }
 
 // wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
@@ -101,6 +102,7 @@ func newPeople(w *World) people {
 		g.hooked = g.drain > 0 && !g.asks && w.dice("drain hook", uint64(i)).IntN(2) == 0
 		g.drawRollout(w.dice("rollout", uint64(i)), w.opts.Limited)
 		g.drawPurchase(w.dice("purchase", uint64(i)))
+		g.drawAdvice(w.dice("advice", uint64(i)))
 		p.groups = append(p.groups, g)
 	}
 	p.rate = rng.IntN(5) == 0
@@ -155,7 +157,7 @@ func (p *people) document() []byte {
 		}
 		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
-			Rollout: &g.rollout, Disruption: &g.disruption, Schedules: g.schedules, Purchase: g.purchase,
+			Rollout: &g.rollout, Disruption: g.limits(), Schedules: g.schedules, Purchase: g.purchase,
 			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}
 	}
 	body, err := json.Marshal(s)

@@ -90,7 +90,7 @@ func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason
 	switch why := whyOf(reason); {
 	case why == scaleDown && w.isWell(t, m):
 		w.fail(ruleProtected, "%s of %s is scaled down, and it is protected since %v", id, key, since)
-	case why == rotation, why == first, strings.HasPrefix(reason, "it has reached its age"):
+	case why == rotation, why == first, why == advised, strings.HasPrefix(reason, "it has reached its age"):
 		w.fail(ruleProtected, "%s of %s is replaced (%s), and it is protected since %v", id, key, reason, since)
 	}
 }

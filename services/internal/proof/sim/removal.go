@@ -26,6 +26,7 @@ const (
 	refusedByBalancer
 	rotation // age or drift
 	flaps    // it recovered, or it fails again and again
+	advised  // the cloud's recommendation or maintenance
 	first    // age or drift, before its replacement is healthy
 )
 
@@ -54,6 +55,8 @@ var reasons = []struct {
 	{"its VM is gone", vmEnded},
 	{"its VM has stopped or is stopping", vmEnded},
 	{"the cloud takes its VM away", elsewhere},
+	{byRecommendation, advised},
+	{byMaintenance, advised},
 	{"its machine powers off", elsewhere},
 	{"its group is deleted", elsewhere},
 	{"the shard is being emptied", elsewhere},
@@ -125,6 +128,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.checkReplaced(t, key, d, next, least)
 	case refusedByBalancer:
 		w.checkRefused(t, key, d)
+		w.checkReplaced(t, key, d, next, least)
+	case advised:
+		w.checkAdvised(t, key, d.ID, next.Reason, w.sched.now)
 		w.checkReplaced(t, key, d, next, least)
 	case rotation, flaps:
 		w.checkReplaced(t, key, d, next, least)

@@ -305,7 +305,7 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
 		w.result.Replaced++
 		if e.term != nil && event.Cause != plan.CauseDrift && event.Cause != plan.CauseExpired &&
-			event.Cause != plan.CauseReturnToSpot && event.Cause != plan.CauseGone {
+			event.Cause != plan.CauseReturnToSpot && event.Cause != plan.CauseGone && !event.Cause.Advised() {
 			e.term.finishes[event.Instance] = event.Replaces
 		}
 		if why := whyOf(event.Reason); why == silence || why == unfit {
@@ -314,6 +314,7 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		w.checkRecovers(e.term, event.Replaces, event.Reason, w.sched.current.decided)
 		key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 		w.checkProtected(e.term, key, event.Replaces, event.Reason)
+		w.checkAdvised(e.term, key, event.Replaces, event.Reason, w.sched.current.decided)
 		if strings.HasPrefix(event.Reason, oldImage) {
 			w.checkImage(e.term, event)
 		}

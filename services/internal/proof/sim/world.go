@@ -127,7 +127,7 @@ func New(opts Options) *World {
 	now := func() time.Time { return w.sched.now }
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
 	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield,
-		Changed: w.fleet.changed, Health: w.memberHealth,
+		Changed: w.fleet.changed, Health: w.memberHealth, Delay: w.deregistrationDelay,
 		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
 	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
