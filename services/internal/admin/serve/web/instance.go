@@ -114,7 +114,8 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 		before := p.history(r, only, &nstancev1.EventFilter{InstanceId: view.Predecessor}, nil)[0]
 		for _, e := range before.Message.GetEvents() {
 			switch e.GetKind() {
-			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_pending_deletion":
+			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_recommendation",
+				"instance_maintenance", "instance_pending_deletion":
 				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind()),
 					Of: view.Predecessor})
 			}

@@ -208,7 +208,7 @@ func tone(name string) string {
 		"events_lost":
 		return "bad"
 	case "stopping", "starting", "unregistered", "deleting", "draining", "preserved", "pending_deletion", "notice",
-		"leader_ended":
+		"recommendation", "maintenance", "leader_ended":
 		return "warn"
 	}
 	return "idle"

@@ -41,6 +41,17 @@ func TestMark(t *testing.T) {
 		if b.backoff().Failures != 0 {
 			t.Errorf("back-off %+v", b.backoff())
 		}
+		// The cloud takes the VM away earlier. The operators and the drain hook learn that.
+		b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "the cloud takes its VM away", Cause: plan.CauseNotice,
+			Deadline: deadline.Add(-30 * time.Second)})
+		if again := b.read(id); !again.DeleteDeadline.Equal(deadline.Add(-30*time.Second)) ||
+			again.DeleteReason != rec.DeleteReason {
+			t.Errorf("%+v", again)
+		}
+		b.wantEvents(shardstate.EventPendingDeletion)
+		if !slices.Contains(b.drained, id) {
+			t.Error("the agent does not learn that its drain is shorter")
+		}
 
 		// Another writer has changed the record since the plan was made. The executor must not mark the instance.
 		id = b.serving()

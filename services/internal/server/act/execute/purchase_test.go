@@ -2,6 +2,7 @@ package execute_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
@@ -52,6 +53,33 @@ func TestReturnToSpotIsRefused(t *testing.T) {
 		checkBought(t, b, 0, 0)
 		if s, _ := b.State.Snapshot(workers, nil); s.SpotRefusedAt.IsZero() || s.Backoff.Failures != 0 {
 			t.Errorf("refused at %v, back-off %+v", s.SpotRefusedAt, s.Backoff)
+		}
+	})
+}
+
+// TestAdvisedReplacementIsRefused tries to replace an instance because of a recommendation while there is no spot
+// capacity. The attempts must create no instance, and only such attempts must back off, until one succeeds.
+func TestAdvisedReplacementIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.script = noSpot
+		for range 6 {
+			b.reserve()
+			b.do(plan.Action{Kind: plan.Create, Spot: true, Cause: plan.CauseRecommendation})
+			b.wait()
+		}
+		checkBought(t, b, 0, 0)
+		if s, _ := b.State.Snapshot(workers, nil); s.Advised.Backoff.Failures == 0 || s.Advised.Count != 0 ||
+			s.Backoff.Failures != 0 || s.BackoffRaised {
+			t.Errorf("advised %+v, back-off %+v", s.Advised, s.Backoff)
+		}
+		b.script = nil
+		time.Sleep(4 * time.Minute) // the refused placements are tried again
+		b.reserve()
+		b.do(plan.Action{Kind: plan.Create, Spot: true, Cause: plan.CauseRecommendation})
+		b.wait()
+		checkBought(t, b, 0, 1)
+		if s, _ := b.State.Snapshot(workers, nil); s.Advised.Count != 1 || s.Advised.Backoff.Failures != 0 {
+			t.Errorf("after a success: %+v", s.Advised)
 		}
 	})
 }

@@ -82,6 +82,19 @@ func TestRefusalIsKnown(t *testing.T) {
 	}
 }
 
+// TestOldRecommendation checks that the notice by which earlier agents report a recommendation is no interruption, and
+// that their reports say nothing of maintenance.
+func TestOldRecommendation(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	c.reports().send(func(m *nstancev1.ReportHealthRequest) {
+		m.Termination = &nstancev1.TerminationNotice{Kind: "rebalance"}
+	})
+	if view, _ := w.State.Instance(c.id); view.Plan.Notice || !view.Plan.Recommended || view.Report.Maintenance != nil {
+		t.Errorf("%+v", view.Plan)
+	}
+}
+
 func TestReports(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -92,6 +105,8 @@ func TestReports(t *testing.T) {
 		m.AgentVersion, m.RuntimeHash, m.Ipv4, m.Hostname = "v1", "r0", "10.0.0.9", "node-9"
 		m.Metrics = &nstancev1.Metrics{Cpu: 0.5, MemoryUsedBytes: 1, MemoryTotalBytes: 2, ConntrackEntries: &entries}
 		m.Termination = &nstancev1.TerminationNotice{Kind: "spot", Deadline: timestamppb.New(deadline)}
+		m.Recommendation = &nstancev1.Recommendation{Replace: true}
+		m.Maintenance = &nstancev1.Maintenance{Kind: "system-reboot", Begins: timestamppb.New(deadline)}
 		m.Files = []*nstancev1.FileState{{Name: "a", Error: "disk full"}}
 		m.Keys = []*nstancev1.KeyState{{Name: "a.pub", Sha256: strings.Repeat("0", 64)}}
 	})
@@ -100,6 +115,7 @@ func TestReports(t *testing.T) {
 		Files:    []shardstate.FileState{{Name: "a", Error: "disk full"}},
 		Keys:     []shardstate.KeyState{{Name: "a.pub", SHA256: strings.Repeat("0", 64)}},
 		Notice:   true, NoticeDeadline: deadline,
+		Recommendation: new(true), Maintenance: &plan.Maintenance{Kind: "system-reboot", Begins: deadline},
 		Metrics: shardstate.Metrics{CPU: 0.5, MemoryUsed: 1, MemoryTotal: 2, ReceiveRate: -1, TransmitRate: -1,
 			ConntrackEntries: 7, ConntrackMax: -1}}
 	got, _ := w.State.Instance(c.id)
@@ -160,6 +176,15 @@ func TestBadReports(t *testing.T) {
 		},
 		"files, keys: 513 and 0 of them": func(m *nstancev1.ReportHealthRequest) {
 			m.Files = make([]*nstancev1.FileState, 513)
+		},
+		"maintenance.kind: 65 bytes": func(m *nstancev1.ReportHealthRequest) {
+			m.Maintenance = &nstancev1.Maintenance{Kind: strings.Repeat("k", 65)}
+		},
+		"maintenance.kind: has a control character": func(m *nstancev1.ReportHealthRequest) {
+			m.Maintenance = &nstancev1.Maintenance{Kind: "a\nb"}
+		},
+		"maintenance.begins: is not a ": func(m *nstancev1.ReportHealthRequest) {
+			m.Maintenance = &nstancev1.Maintenance{Kind: "a", Begins: &timestamppb.Timestamp{Nanos: -1}}
 		},
 		"termination.deadline: is not a ": func(m *nstancev1.ReportHealthRequest) {
 			m.Termination = &nstancev1.TerminationNotice{Deadline: &timestamppb.Timestamp{Nanos: -1}}

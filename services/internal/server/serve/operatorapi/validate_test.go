@@ -133,6 +133,10 @@ func TestHealthMessages(t *testing.T) {
 			v.Plan.RestartingAt = now
 		}, "stopping", "the agent restarts"},
 		"notice": {func(v *shardstate.InstanceView) { v.Plan.Notice = true }, "healthy", "termination notice"},
+		"maintenance": {func(v *shardstate.InstanceView) {
+			v.Plan.Recommended, v.Plan.Maintenance, v.Plan.MaintenanceAt = true, "system-reboot", now
+		}, "healthy", "the cloud recommends replacing its VM; the cloud has announced maintenance of its VM " +
+			"(system-reboot) for " + now.UTC().Format(time.RFC3339) + "; said so"},
 		"failing check": {func(v *shardstate.InstanceView) {
 			v.Plan.Healthy, v.Plan.FailedCheck = false, "web: status 503, want 200"
 		}, "unhealthy", "health check web: status 503, want 200"},
