@@ -38,6 +38,12 @@ func (s *server) recordStored(cluster string) func([]record.Event) {
 			if e.Kind == record.EventInstanceCreating && e.Replaces != "" {
 				s.metrics.Replacements.WithLabelValues(e.Cause).Inc()
 			}
+			switch e.Kind {
+			case record.EventInstanceNotice, record.EventInstanceRecommendation, record.EventInstanceMaintenance:
+				if e.Cause != "" {
+					s.metrics.Notices.WithLabelValues(e.Cause).Inc()
+				}
+			}
 			if done, ok := replacements.Add(&events[i]); ok {
 				s.traces.Export(cluster, s.opts.Shard, &done)
 				for _, step := range done.Steps() {

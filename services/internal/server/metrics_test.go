@@ -157,7 +157,12 @@ func TestReplacementsAreMeasured(t *testing.T) {
 		{Kind: record.EventInstanceHealthy, Instance: "new", At: at(23_502)},
 		{Kind: record.EventInstanceCreating, Instance: "first", At: at(0)},
 		{Kind: record.EventInstanceHealthy, Instance: "first", At: at(0)},
+		{Kind: record.EventInstanceMaintenance, Instance: "first", Cause: "maintenance", At: at(0)},
+		{Kind: record.EventInstanceMaintenance, Instance: "first", Message: "withdrawn", At: at(0)},
 	})
+	if n := testutil.ToFloat64(s.metrics.Notices.WithLabelValues("maintenance")); n != 1 {
+		t.Errorf("counted %v announcements of maintenance, want 1", n)
+	}
 	if n := testutil.ToFloat64(s.metrics.Replacements.WithLabelValues("gone")); n != 1 {
 		t.Errorf("counted %v replacements of instances that are gone, want 1", n)
 	}

@@ -185,7 +185,7 @@ var mutants = []mutant{
 	{name: "maintenance too early", why: "windows do not limit replacements because of maintenance",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.findTooEarly",
 			Find:    "len(m) == 0 || a",
-			Replace: "len(maintained) >= 0"}},
+			Replace: "len(maintained) >= 0 || closed"}},
 	{name: "protected is advised", why: "protected instances are replaced because of maintenance",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.findAdvised",
 			Find:    "g.isProtected(i)",

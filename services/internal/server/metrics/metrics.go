@@ -69,6 +69,7 @@ type Server struct {
 	CreateFailures  *prometheus.CounterVec   // by class
 	Replacements    *prometheus.CounterVec   // by cause
 	ReplacementTime *prometheus.HistogramVec // by stage
+	Notices         *prometheus.CounterVec   // by cause
 	PlanDuration    prometheus.Histogram     // of one group
 	ProviderCalls   *prometheus.CounterVec   // by call and class
 	ProviderLatency *prometheus.HistogramVec // by call
@@ -118,6 +119,8 @@ func NewServer(version, shard string) *Server {
 		ReplacementTime: histogram("nstance_replacement_duration_seconds", "Duration of each stage of replacements "+
 			"that became healthy: decide, create, boot, register, healthy.",
 			prometheus.ExponentialBuckets(0.0005, 3, 14), "stage"),
+		Notices: counter("nstance_notices_total", "Notices of the cloud about VMs, by the cause for which an instance "+
+			"may be replaced: notice (interruption), recommendation, maintenance.", "cause"),
 		PlanDuration: histogram("nstance_plan_duration_seconds", "Time to plan one group.",
 			prometheus.ExponentialBuckets(0.00001, 4, 9)).WithLabelValues().(prometheus.Histogram),
 		ProviderCalls: counter("nstance_provider_calls_total",
@@ -157,6 +160,9 @@ func (s *Server) zero() {
 		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseExpired, plan.CauseDrift,
 		plan.CauseReturnToSpot} {
 		s.Replacements.WithLabelValues(string(cause))
+	}
+	for _, cause := range []plan.Cause{plan.CauseNotice, plan.CauseRecommendation, plan.CauseMaintenance} {
+		s.Notices.WithLabelValues(string(cause))
 	}
 	for _, kind := range plan.AlertKinds() {
 		s.Alerts.WithLabelValues(string(kind))

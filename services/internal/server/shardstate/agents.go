@@ -263,12 +263,19 @@ func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events [
 			events = append(events, s.event(inst, typ, reason))
 		}
 	}
+	// A notice that was withdrawn is no cause.
+	addNotice := func(follows, stands bool, typ InstanceEventType, cause plan.Cause, reason string) {
+		if add(follows, typ, reason); follows && stands {
+			events[len(events)-1].Cause = cause
+		}
+	}
 	add(effect.Recovered, EventHealthy, "")
 	add(effect.Failed, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report))
-	add(effect.Noticed, EventNotice, "termination notice")
-	add(effect.Recommendation, EventRecommendation, cmp.Or(recommendation(&inst.plan),
+	p := &inst.plan
+	addNotice(effect.Noticed, true, EventNotice, plan.CauseNotice, "termination notice")
+	addNotice(effect.Recommendation, p.Recommended, EventRecommendation, plan.CauseRecommendation, cmp.Or(recommendation(p),
 		"the cloud no longer recommends replacing its VM"))
-	add(effect.Maintenance, EventMaintenance, cmp.Or(maintenance(&inst.plan),
+	addNotice(effect.Maintenance, p.Maintenance != "", EventMaintenance, plan.CauseMaintenance, cmp.Or(maintenance(p),
 		"the cloud has withdrawn the maintenance of its VM"))
 	add(effect.PowersOff, EventNotice, "powering off")
 	add(effect.Restarts, EventNotice, "restarting")

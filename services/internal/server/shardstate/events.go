@@ -50,8 +50,8 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause is set in EventPendingDeletion if the planner decided the deletion, in EventPreserved, and in EventCreating
-	// if the instance replaces another one.
+	// Cause is set in EventPendingDeletion if the planner decided the deletion, in EventPreserved, in EventCreating if
+	// the instance replaces another one, and in the events of the cloud's notices that stand.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time
