@@ -79,8 +79,8 @@ func NewGCP(o Options) *GCP {
 	return &GCP{options: o.withDefaults("http://metadata.google.internal", hanging+10*time.Second), now: time.Now}
 }
 
-// Watch calls the function `notice` whenever a notice changes. It returns when ctx ends. Watch must not run concurrently
-// with itself.
+// Watch calls the function `notice` whenever a notice changes. It returns when ctx ends. Watch must not run
+// concurrently with itself.
 func (g *GCP) Watch(ctx context.Context, notice func(Notices)) error {
 	w := newWatcher(g.options, notice)
 	group, ctx := errgroup.WithContext(ctx)
@@ -116,8 +116,8 @@ func (g *GCP) follow(ctx context.Context, w *watcher, path string, take func(str
 	}
 }
 
-// readChange returns the value at a path and its ETag. If etag is not empty, the service answers only when the value has
-// another ETag, or after the time `hanging`.
+// readChange returns the value at a path and its ETag. If etag is not empty, the service answers only when the value
+// has another ETag, or after the time `hanging`.
 func (g *GCP) readChange(ctx context.Context, path, etag string) (text, next string, err error) {
 	if etag != "" {
 		path += "?" + url.Values{"wait_for_change": {"true"}, "last_etag": {etag},
@@ -208,8 +208,9 @@ func (g *GCP) readUpcoming(ctx context.Context) (*nstancev1.Maintenance, error) 
 
 // parseUpcoming parses upcoming maintenance, such as
 //
-//	{"can_reschedule": "true", "latest_window_start_time": "2025-09-10T09:28:16+00:00", "maintenance_status": "PENDING",
-//	 "type": "SCHEDULED", "window_end_time": "2025-09-10T13:28:15+00:00", "window_start_time": "2025-09-10T09:28:15+00:00"}
+//	{"can_reschedule": "true", "latest_window_start_time": "2025-09-10T09:28:16+00:00",
+//	 "maintenance_status": "PENDING", "type": "SCHEDULED", "window_end_time": "2025-09-10T13:28:15+00:00",
+//	 "window_start_time": "2025-09-10T09:28:15+00:00"}
 //
 // If there is none, the value is NONE or an object without a window.
 func parseUpcoming(body []byte) (*nstancev1.Maintenance, error) {

@@ -88,7 +88,8 @@ func (w *watcher) saw(path string, err error, change func(*Notices)) {
 	defer w.mu.Unlock()
 	switch {
 	case err != nil && !w.failed[path]:
-		w.Log.Warn("The metadata service does not answer; notices of the cloud may be missed", "path", path, "error", err)
+		w.Log.Warn("The metadata service does not answer; notices of the cloud may be missed", "path", path, "error",
+			err)
 	case err == nil && w.failed[path]:
 		w.Log.Info("The metadata service answers again", "path", path)
 	}

@@ -49,16 +49,16 @@ const (
 	byMaintenance    = "the cloud has announced maintenance of its VM"
 )
 
-// checkAdvised checks that a leader may replace an instance because of the cloud's advice: its group does not ignore the
-// advice, and for maintenance, a window is open or little time is left.
+// checkAdvised checks that a leader may replace an instance because of the cloud's advice: its group does not ignore
+// the advice, and for maintenance, a window is open or little time is left.
 func (w *World) checkAdvised(t *term, key config.GroupKey, id ident.ID, reason string, decided time.Time) {
 	if t == nil || whyOf(reason) != advised {
 		return
 	}
 	g, ok := t.groups[key]
 	m := w.fleet.byInstance[id]
-	if !ok || m == nil || w.sched.now.Sub(t.beforeAt) < rolloutLag || t.server.pausedUntil.Add(rolloutLag).After(decided) ||
-		t.server.fooled || w.recentlyFooled() {
+	if !ok || m == nil || w.sched.now.Sub(t.beforeAt) < rolloutLag ||
+		t.server.pausedUntil.Add(rolloutLag).After(decided) || t.server.fooled || w.recentlyFooled() {
 		return
 	}
 	switch most, left := len(w.fleet.order)+1, m.agent.maintenance.Sub(decided); {

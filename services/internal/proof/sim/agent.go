@@ -42,7 +42,7 @@ type agent struct {
 
 	powerOff bool
 	notice   bool
-	// recommended means that the cloud recommends replacing the VM, and maintenance is when the VM's maintenance begins;
+	// recommended means that the cloud recommends replacing the VM. maintenance is when the VM's maintenance begins;
 	// zero: none.
 	recommended bool
 	maintenance time.Time

@@ -44,7 +44,7 @@ const (
 	ruleHalt      rule = "halt"            // nor after halt_on_failures failures
 	ruleWindows   rule = "windows"         // nor outside the disruption windows
 	rulePerHour   rule = "per hour"        // nor more than max_per_hour
-	ruleAdvised   rule = "advised"         // nor, for maintenance, too early, or if the group ignores the cloud's advice
+	ruleAdvised   rule = "advised"         // nor because of advice that it ignores, nor too early for maintenance
 	ruleVerdict   rule = "balancer health" // verdicts of load balancers replace instances, and new ones wait for them
 	ruleBalancers rule = "load balancers"  // members are the instances of the groups that name them
 	ruleFinish    rule = "finish"          // a replacement is finished even if the replaced instance recovers

@@ -9,8 +9,8 @@ import (
 
 const (
 	reasonTooEarly = "no window of disruption.windows is open for instances whose VMs get maintenance later (rule 66)"
-	reasonAdvised  = "as many instances as the group's size were replaced within an hour because of recommendations or " +
-		"maintenance (rule 39)"
+	reasonAdvised  = "as many instances as the group's size were replaced within an hour because of recommendations " +
+		"or maintenance (rule 39)"
 )
 
 // findAdvised marks the instances to which rules 65 (recommended) and 66 (maintenance) apply. They do not apply to new
@@ -56,8 +56,11 @@ func (g *group) findTooEarly(maintained []int) {
 	replaced := StartGrace(g.Settings, &g.Group) + g.Group.DrainTimeout.D() // the time that one wave takes
 	due := 0
 	for k, n := range maintained {
-		waves := time.Duration(k/g.surge + 1)
-		over, until := reached(g.Instances[n].MaintenanceAt.Add(-waves*replaced), g.Now)
+		start := g.Instances[n].MaintenanceAt
+		for range k/g.surge + 1 { // the waves up to its own
+			start = start.Add(-replaced)
+		}
+		over, until := reached(start, g.Now)
 		if over {
 			due++
 		}

@@ -46,8 +46,8 @@
 //	18 replace lost       A lost instance (rules 3 to 6) is deleted and replaced immediately. max_surge does not limit
 //	                      this (replace.go).
 //
-//	19 replace first      An instance of rule 10, 12, 52, 59, 62, 63, 65 or 66 is deleted only when a replacement is healthy.
-//	                      At most max_surge such replacements are under way (replace.go, size.go).
+//	19 replace first      An instance of rule 10, 12, 52, 59, 62, 63, 65 or 66 is deleted only when a replacement is
+//	                      healthy. At most max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
 //	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
 //	                      it is silent or booting. Instances that are draining count towards max_surge (rollout.go).
@@ -55,7 +55,8 @@
 //	                      that is earlier (replace.go).
 //	22 scale down         If more instances are available than the size, the surplus is deleted: silent ones first,
 //	                      then those of a kind (spot or on demand) of which the group has too many (rule 56), then
-//	                      those of rules 65 and 66, then those that would be replaced anyway, then the oldest (size.go).
+//	                      those of rules 65 and 66, then those that would be replaced anyway, then the oldest
+//	                      (size.go).
 //	23 surplus unready    If a group has more instances than its size and its replacements need, unready ones are
 //	                      deleted: first those of a kind (spot or on demand) of which it has too many. An instance
 //	                      that has not registered yet stays if the group needs its kind (size.go).
@@ -104,9 +105,9 @@
 //	                      even if instances are healthy. Likewise, a group creates at most as many replacements under
 //	                      rules 65 and 66 per hour as its size (backoff.go, advised.go, transitions.go).
 //	40 shorter drain      If a person or an operator requests the deletion of an instance that is draining already,
-//	                      the rest of the drain takes at most the group's present drain time-out. If the cloud announces
-//	                      during a drain that it takes the VM away, the drain ends at that time at the latest. Nothing
-//	                      prolongs a drain (drain.go, transitions.go).
+//	                      the rest of the drain takes at most the group's present drain time-out. If the cloud
+//	                      announces during a drain that it takes the VM away, the drain ends at that time at the
+//	                      latest. Nothing prolongs a drain (drain.go, transitions.go).
 //
 //	41 pace creates       After the provider has throttled a create call, the leader leaves time between all create
 //	                      calls of the shard: 250 ms at first, half as much again after each throttled answer, 5 %
@@ -145,10 +146,9 @@
 //	                      running instance change, its health stays as it is until it has run the new ones
 //	                      (transitions.go).
 //	54 protected          An instance that a person protects is neither drifted nor aged (rules 13, 15, 16), is not
-//	                      replaced because of a recommendation or maintenance (rules 65, 66), and a
-//	                      scale-down does not choose it while it is well (rules 22, 23). If it is lost, silent or
-//	                      expired, it is replaced all the same. In a group that is emptied, protection has no effect
-//	                      (classify.go).
+//	                      replaced because of a recommendation or maintenance (rules 65, 66), and a scale-down does
+//	                      not choose it while it is well (rules 22, 23). If it is lost, silent or expired, it is
+//	                      replaced all the same. In a group that is emptied, protection has no effect (classify.go).
 //	55 image              With on_image_change, an instance is drifted (rule 15) also if the query of its image finds
 //	                      another image. A leader whose query has found none yet replaces nothing for this reason
 //	                      (classify.go).
@@ -197,13 +197,13 @@
 //	                      instead (rule 15). The replacement does not fall back (rule 57). If the provider refuses it,
 //	                      the instance stays, and only replacements under rules 65 and 66 back off as in rule 25
 //	                      (advised.go).
-//	66 maintenance        The cloud has announced maintenance of the instance's VM. Unless on_maintenance is ignore, the
-//	                      instance is deleted when a replacement is healthy (rule 19). The replacement begins while a
-//	                      window is open (rule 49), at the latest so long before the maintenance that it can register,
-//	                      become healthy and the old instance can drain: registration_timeout, the longest start_period
-//	                      and the drain time-out, for each of the waves of max_surge that have to come before. Draining
-//	                      instances count towards max_surge. Maintenance without a time may begin at any time
-//	                      (advised.go).
+//	66 maintenance        The cloud has announced maintenance of the instance's VM. Unless on_maintenance is ignore,
+//	                      the instance is deleted when a replacement is healthy (rule 19). The replacement begins
+//	                      while a window is open (rule 49), at the latest so long before the maintenance that it can
+//	                      register, become healthy and the old instance can drain: registration_timeout, the longest
+//	                      start_period and the drain time-out, for each of the waves of max_surge that have to come
+//	                      before. Draining instances count towards max_surge. Maintenance without a time may begin at
+//	                      any time (advised.go).
 //
 //	67 preserve           With preserve, an instance of the size whose VM runs is preserved where rule 7, 12, 52, 59,
 //	                      62 or 63 would delete it, as long as the group preserves fewer than preserve.max. It has

@@ -328,7 +328,8 @@ type Deletion struct {
 }
 
 // RequestDelete records the intent to delete an instance. It returns false if it changed nothing. The deadline of an
-// instance that is already leaving never becomes later. Only an explicit deletion and a notice make it earlier (rule 40).
+// instance that is already leaving never becomes later. Only an explicit deletion and a notice make it earlier (rule
+// 40).
 func RequestDelete(rec *record.Instance, d Deletion, now time.Time) bool {
 	if d.Deadline.IsZero() {
 		d.Deadline = now

@@ -231,11 +231,11 @@ func unhealthyReason(p *plan.Instance, report *Report) string {
 
 // Advice says what the cloud has announced for an instance's VM apart from its end, or "".
 func Advice(p *plan.Instance) string {
-	if r, m := recommendation(p), maintenance(p); r == "" || m == "" {
+	r, m := recommendation(p), maintenance(p)
+	if r == "" || m == "" {
 		return r + m
-	} else {
-		return r + "; " + m
 	}
+	return r + "; " + m
 }
 
 func recommendation(p *plan.Instance) string {
@@ -273,8 +273,8 @@ func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events [
 	add(effect.Failed, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report))
 	p := &inst.plan
 	addNotice(effect.Noticed, true, EventNotice, plan.CauseNotice, "termination notice")
-	addNotice(effect.Recommendation, p.Recommended, EventRecommendation, plan.CauseRecommendation, cmp.Or(recommendation(p),
-		"the cloud no longer recommends replacing its VM"))
+	addNotice(effect.Recommendation, p.Recommended, EventRecommendation, plan.CauseRecommendation, cmp.Or(
+		recommendation(p), "the cloud no longer recommends replacing its VM"))
 	addNotice(effect.Maintenance, p.Maintenance != "", EventMaintenance, plan.CauseMaintenance, cmp.Or(maintenance(p),
 		"the cloud has withdrawn the maintenance of its VM"))
 	add(effect.PowersOff, EventNotice, "powering off")

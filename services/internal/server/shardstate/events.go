@@ -37,7 +37,7 @@ const (
 	EventFilesPushed     InstanceEventType = "files_pushed"
 	EventFlaps           InstanceEventType = "flaps"          // the alert of that name was raised about the instance
 	EventDrainHook       InstanceEventType = "drain_hook"     // the drain hook has ended
-	EventRecommendation  InstanceEventType = "recommendation" // the cloud's recommendation to replace the VM, or its end
+	EventRecommendation  InstanceEventType = "recommendation" // the cloud recommends replacing the VM, or no longer
 	EventMaintenance     InstanceEventType = "maintenance"    // the cloud announced, changed or withdrew maintenance
 	EventPreserved       InstanceEventType = "preserved"      // it failed, and is kept
 )

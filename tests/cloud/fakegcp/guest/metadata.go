@@ -205,7 +205,8 @@ func upcoming(begins time.Time) string {
 		return "NONE"
 	}
 	const form = "2006-01-02T15:04:05-07:00"
-	text, _ := json.Marshal(map[string]any{"can_reschedule": "true", "maintenance_status": "PENDING", "type": "SCHEDULED",
+	text, _ := json.Marshal(map[string]any{"can_reschedule": "true", "maintenance_status": "PENDING",
+		"type":              "SCHEDULED",
 		"window_start_time": begins.UTC().Format(form), "latest_window_start_time": begins.UTC().Format(form),
 		"window_end_time": begins.Add(4 * time.Hour).UTC().Format(form)}) // encoding strings never fails
 	return string(text)
