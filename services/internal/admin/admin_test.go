@@ -270,6 +270,8 @@ func TestTranscripts(t *testing.T) {
 		"group-create-there":       {args: "group create workers --template worker --shard us-a"},
 		"group-create-no-template": {args: "group create web --shard us-a"},
 		"group-delete":             {args: "group delete batch --shard us-a --yes"},
+		"group-delete-dry":         {args: "group delete batch --shard us-a --dry-run"},
+		"group-delete-static-dry":  {args: "group delete workers --shard us-a --dry-run"},
 		"group-delete-ask":         {args: "group delete batch --shard us-a"},
 		"instance-delete-dry":      {args: "instance delete " + firstID + " --shard us-a --dry-run"},
 		"group-delete-static": {args: "group delete workers --all-shards --yes", b: func(s *fleettest.Shard) {

@@ -237,8 +237,7 @@ configuration again, use "group reset".`,
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
-		what := "group " + name + " of " + a.scopeText(s) + " is deleted with its instances"
-		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
+		if done, err := a.confirmGroupDelete(cmd, s, confirm, name); done || err != nil {
 			return err
 		}
 		line := func(answer fleet.Answer[*nstancev1.DeleteGroupResponse]) string {
@@ -248,6 +247,28 @@ configuration again, use "group reset".`,
 			&nstancev1.DeleteGroupRequest{Group: name}, lines(line))
 	}
 	return cmd
+}
+
+// confirmGroupDelete asks for a confirmation of the deletion of a group. It fails as the deletion itself would.
+func (a *app) confirmGroupDelete(cmd *cobra.Command, s *scope, confirm *confirmation, name string) (bool, error) {
+	if confirm.yes && !confirm.dryRun {
+		return false, nil
+	}
+	f, shards, err := a.connect(s)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	previews := f.PreviewDelete(cmd.Context(), shards, name)
+	if failed := fleet.Failed(previews); len(failed) > 0 {
+		return true, &shardsError{failed, len(previews)}
+	}
+	var changes []string
+	for _, p := range previews {
+		changes = append(changes, fmt.Sprintf("%s: group %s is deleted with its %s", p.Shard, name,
+			count(p.Group.GetActualSize(), "instance")))
+	}
+	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
 }
 
 func (a *app) groupPauseCommand() *cobra.Command {

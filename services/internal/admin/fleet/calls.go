@@ -120,7 +120,7 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 		}
 		request = named.(Q)
 	case *nstancev1.DeleteGroupRequest:
-		if err := f.isDynamic(ctx, shard, r.GetGroup()); err != nil {
+		if _, err := f.dynamic(ctx, shard, r.GetGroup()); err != nil {
 			return answer, err
 		}
 	case *nstancev1.UpsertGroupRequest, *nstancev1.DeleteInstanceRequest:
@@ -167,15 +167,30 @@ func unpinned[Q proto.Message](request Q) Q {
 	return request
 }
 
-// isDynamic returns an error for a static group, which no call can delete.
-func (f *Fleet) isDynamic(ctx context.Context, shard, name string) error {
+// dynamic returns a group. It returns an error for a static group, which no call can delete.
+func (f *Fleet) dynamic(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
 	group, err := f.group(ctx, shard, name)
 	if err == nil && group.GetIsStatic() {
-		return refuse(shard, codes.FailedPrecondition,
+		err = refuse(shard, codes.FailedPrecondition,
 			fmt.Sprintf("to get back the configured values, run \"nstance-admin group reset %s\"; to delete the group, "+
 				"remove it from the configuration", name), "group %q is static", name)
 	}
-	return err
+	return group, err
+}
+
+// DeletePreview is a group that may be deleted.
+type DeletePreview struct {
+	Outcome
+	Group *nstancev1.GroupStatus
+}
+
+// PreviewDelete returns the groups that a deletion would delete, and the errors with which it would fail. It changes
+// nothing.
+func (f *Fleet) PreviewDelete(ctx context.Context, shards []string, name string) []DeletePreview {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *DeletePreview) (err error) {
+		into.Group, err = f.dynamic(ctx, shard, name)
+		return err
+	})
 }
 
 // compareInstances sorts instances by group, and then from the oldest to the newest.

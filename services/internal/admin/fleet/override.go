@@ -59,5 +59,5 @@ func ago(d time.Duration) string {
 	case d < 48*time.Hour:
 		return fmt.Sprintf("%d h ago", int(d.Hours()))
 	}
-	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+	return fmt.Sprintf("%d d ago", int(d.Hours()/24))
 }
