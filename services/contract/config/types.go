@@ -249,8 +249,8 @@ type ErrorExitJitter struct {
 
 // Tenant is an owner of groups. Its quotas bound what its operators can ask for.
 type Tenant struct {
-	// Limit of the instances that the tenant's operators can request: for all groups of the tenant, the sum of the sizes
-	// and of preserve.max, and the number of on-demand instances. Default: no limit.
+	// Limit of the instances that the tenant's operators can request: for all groups of the tenant, the sum of the
+	// sizes and of preserve.max, and the number of on-demand instances. Default: no limit.
 	MaxInstances *int `json:"max_instances,omitempty" rule:"nonnegative"`
 	// Limit of the groups that the tenant's operators can create. Default: no limit.
 	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`

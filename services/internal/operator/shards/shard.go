@@ -427,7 +427,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 }
 
 // watchInstances watches the instances. The watch begins with a snapshot, which has only the instances that are being
-// deleted or are preserved. After the snapshot, watchInstances closes the channel "listed". Only then may the instances be listed, so
+// deleted or are preserved. After the snapshot, watchInstances closes the channel "listed". Only then may the instances
+// be listed, so
 // that no later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {

@@ -136,7 +136,8 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		}
 		if deleting := i.State == record.Deleting; !deleting && i.Work > plan.MarkingDeleting &&
 			i.Work != plan.Maintaining && i.Work != plan.Preserving ||
-			deleting && (i.Work <= plan.MarkingDeleting || i.Work == plan.Preserving) || i.State == record.Reserved && i.Work != plan.Creating {
+			deleting && (i.Work <= plan.MarkingDeleting || i.Work == plan.Preserving) ||
+			i.State == record.Reserved && i.Work != plan.Creating {
 			i.Work = plan.Idle
 		}
 		if maybe(3) {

@@ -271,7 +271,8 @@ var (
 	groupHealthy = shardDesc("nstance_group_healthy",
 		"Instances of nstance_group_actual that report healthy, while leading.", "tenant", "group")
 	groupPreserved = shardDesc("nstance_group_preserved",
-		"Failed instances that the group preserves, while leading. They are not in nstance_group_actual.", "tenant", "group")
+		"Failed instances that the group preserves, while leading. They are not in nstance_group_actual.", "tenant",
+		"group")
 	groupDrifted = shardDesc("nstance_group_drifted", "Instances of nstance_group_actual that differ from the group's "+
 		"infrastructure configuration, while leading.", "tenant", "group")
 	groupPaused = shardDesc("nstance_group_paused", "1 if the rollouts of the group are paused, while leading.",

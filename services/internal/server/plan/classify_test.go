@@ -71,7 +71,10 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
 			i.Work, i.Provider.Value = MarkingDeleting, ProviderGone
 		})},
-		{rule: 67, name: "preserved, and silent", i: well(func(i *Instance) { silent(i); i.PreservedAt = ago(time.Hour) })},
+		{rule: 67, name: "preserved, and silent", i: well(func(i *Instance) {
+			silent(i)
+			i.PreservedAt = ago(time.Hour)
+		})},
 		{rule: 67, name: "preserved, and it recovered", i: well(func(i *Instance) {
 			i.PreservedAt, i.Work = ago(time.Hour), Preserving
 		})},

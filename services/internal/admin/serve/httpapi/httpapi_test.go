@@ -197,7 +197,8 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/instance/release?shard=b", `{"instance_id": "` + first + `"}`, func(x *api) {
 			x.b.Instances[0].PreservedAt = timestamppb.Now()
 		}, 200, []string{`"deleting"`, `"released"`}},
-		{"POST", "/instance/release?shard=a", `{"instance_id": "` + first + `"}`, nil, 409, []string{"is not preserved"}},
+		{"POST", "/instance/release?shard=a", `{"instance_id": "` + first + `"}`, nil, 409,
+			[]string{"is not preserved"}},
 		{"GET", "/instances?shard=a&preserved=true", "", nil, 200, []string{`"instances": []`}},
 		{"POST", "/instance/delete?shard=a", `{"instance_id": "i-1"}`, nil, 404, []string{"instance_id"}},
 		{"POST", "/group?shard=a&group=workers", `{"size": 4294967295}`, nil, 400, []string{"size"}},

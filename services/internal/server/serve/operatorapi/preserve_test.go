@@ -30,8 +30,9 @@ func TestReleaseInstance(t *testing.T) {
 	_, err := release(failed)
 	wants(t, "a healthy instance", err, codes.FailedPrecondition, "is not preserved")
 
-	w.register(t, failed, shardstate.Report{Healthy: true, Files: []shardstate.FileState{}, Checks: []shardstate.CheckState{{Name: "web",
-		Status: shardstate.CheckFailing, Reason: "status 503, want 200"}}})
+	w.register(t, failed, shardstate.Report{Healthy: true, Files: []shardstate.FileState{},
+		Checks: []shardstate.CheckState{{Name: "web",
+			Status: shardstate.CheckFailing, Reason: "status 503, want 200"}}})
 	made := events.await("its replacement", ofType(nstancev1.InstanceEvent_TYPE_CREATED))
 	w.register(t, parse(t, made.GetInstance().GetInstanceId()), shardstate.Report{Healthy: true})
 	event := events.await("its preservation", ofType(nstancev1.InstanceEvent_TYPE_PRESERVED))
