@@ -159,8 +159,8 @@ func clone(v reflect.Value) reflect.Value {
 	return out
 }
 
-// cloned is clone for typed values. A value may hold only the types of this package, times, and decoded JSON, which have no
-// unexported fields and no cycles.
+// cloned is clone for typed values. A value may hold only times, decoded JSON, and the types of this package, which
+// have no unexported fields and no cycles.
 func cloned[T any](v T) T {
 	var out T
 	reflect.ValueOf(&out).Elem().Set(clone(reflect.ValueOf(&v).Elem()))

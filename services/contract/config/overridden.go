@@ -29,8 +29,8 @@ func Overridden(before, after *Shard, overrides Groups) (kept, ended []string) {
 				if f.At != "" {
 					who += " (at " + f.At + ")"
 				}
-				change := fmt.Sprintf("The change of %s in group %s from %s to %s", f.Path, key, valueText(f.Configured),
-					valueText(to))
+				change := fmt.Sprintf("The change of %s in group %s from %s to %s", f.Path, key,
+					valueText(f.Configured), valueText(to))
 				if !f.Pinned {
 					ended = append(ended, fmt.Sprintf("%s ends the value %s, which %s set.", change, valueText(f.Value),
 						who))

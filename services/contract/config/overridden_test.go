@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// TestOverridden checks the description of changes that have no effect or end a value, because an operator set the value.
+// TestOverridden checks the description of changes that have no effect, or that end the value of an operator.
 func TestOverridden(t *testing.T) {
 	size := 4
 	overrides := func(spec config.GroupSpec) config.Groups {
@@ -37,8 +37,8 @@ func TestOverridden(t *testing.T) {
 		{"type", `"instance_type": "s"`, config.GroupSpec{InstanceType: "m"}, `The change of instance_type in group ` +
 			`default/w from none to "s" has no effect: an operator set "m" and pinned it.` + way, ""},
 		{"variable", `"vars": {"x": "2", "y": "3"}`, config.GroupSpec{Vars: map[string]string{"x": "9"}},
-			`The change of vars.x in group default/w from "1" to "2" has no effect: an operator set "9" and pinned it.` +
-				way, ""},
+			`The change of vars.x in group default/w from "1" to "2" has no effect: an operator set "9" and pinned ` +
+				"it." + way, ""},
 	} {
 		after := strings.Replace(changeSample, `"w": {"template": "one"}`, `"w": {"template": "one", `+tt.group+`}`, 1)
 		kept, ended := config.Overridden(parseSample(t, changeSample), parseSample(t, after), overrides(tt.spec))

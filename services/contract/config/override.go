@@ -158,8 +158,8 @@ func (s *Shard) Current(key GroupKey, entry GroupSpec, now time.Time) GroupSpec 
 	return s.Unset(key, entry, ended)
 }
 
-// Reset returns the entry of a static group in groups/ without the values of operators. It keeps the revision of a roll,
-// because another one would replace all instances. The shard must have its defaults filled in.
+// Reset returns the entry of a static group in groups/ without the values of operators. It keeps the revision of a
+// roll, because another one would replace all instances. The shard must have its defaults filled in.
 func (s *Shard) Reset(key GroupKey, entry GroupSpec) GroupSpec {
 	entry = s.Current(key, entry, time.Time{})
 	var paths []string
@@ -193,7 +193,8 @@ func (s *Shard) Recorded(key GroupKey, before, after GroupSpec, by Caller) Group
 		if path != pathRevision && record.Configured == nil {
 			record.Configured = configured[path]
 		}
-		if reflect.DeepEqual(value, configured[path]) && (path == pathPaused || path != pathRevision && !record.Pinned) {
+		droppable := path == pathPaused || path != pathRevision && !record.Pinned
+		if droppable && reflect.DeepEqual(value, configured[path]) {
 			same = append(same, path)
 		}
 		records[path] = record

@@ -15,8 +15,8 @@ var overridden = config.GroupKey{Tenant: "default", Group: "w"}
 // shardWith returns a shard in which the group "w" has additional fields.
 func shardWith(t *testing.T, fields string) *config.Shard {
 	t.Helper()
-	return parseSample(t, strings.Replace(changeSample, `"w": {"template": "one"}`, `"w": {"template": "one"`+fields+`}`,
-		1)).WithDefaults()
+	return parseSample(t, strings.Replace(changeSample, `"w": {"template": "one"}`,
+		`"w": {"template": "one"`+fields+`}`, 1)).WithDefaults()
 }
 
 // TestOverride checks when the value of an operator ends, and what a record of it says.

@@ -49,7 +49,7 @@ func MostInstances(s *Shard, key GroupKey, spec GroupSpec) int {
 	if size := cmp.Or(spec.Size, static.Size, t.Size); size != nil {
 		largest = *size
 	}
-	if size := cmp.Or(static.Size, s.Templates[static.Template].Size); size != nil && spec.Overrides[pathSize].Until != "" {
+	if size := cmp.Or(static.Size, t.Size); size != nil && spec.Overrides[pathSize].Until != "" {
 		largest = max(largest, *size)
 	}
 	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {

@@ -380,7 +380,8 @@ healthy.`,
 	var pin bool
 	var until time.Duration
 	cmd.Flags().BoolVar(&pin, "pin", false, pinHelp)
-	cmd.Flags().DurationVar(&until, "until", 0, "time after which a static group has its configured size again, such as 2h")
+	cmd.Flags().DurationVar(&until, "until", 0,
+		"time after which a static group has its configured size again, such as 2h")
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseInt(args[1], 10, 32)

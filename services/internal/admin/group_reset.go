@@ -17,7 +17,8 @@ const pinHelp = "keep the values in a static group when the configuration change
 
 func (a *app) groupResetCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "reset GROUP", Short: "Give a static group the values of the configuration again", Args: cobra.ExactArgs(1),
+		Use: "reset GROUP", Short: "Give a static group the values of the configuration again",
+		Args: cobra.ExactArgs(1),
 		Long: `Ends what operators have set in a static group, so that the values of the configuration
 apply again. The revision that "group roll" has set stays, because another one would
 replace all instances. A new size or type may delete or replace instances, so the command
@@ -79,8 +80,8 @@ func (a *app) confirmReset(cmd *cobra.Command, s *scope, output format, confirm 
 		if texts := a.setTexts(answer); len(texts) > 0 {
 			set = strings.Join(texts, ", ")
 		}
-		changes = append(changes, fmt.Sprintf("%s: group %s gets the values of the configuration: %s", answer.Shard, name,
-			set))
+		changes = append(changes, fmt.Sprintf("%s: group %s gets the values of the configuration: %s", answer.Shard,
+			name, set))
 	}
 	if failed := fleet.Failed(before); len(failed) > 0 {
 		return true, errors.Join(&shardsError{failed, len(before)})

@@ -172,8 +172,8 @@ func (f *Fleet) dynamic(ctx context.Context, shard, name string) (*nstancev1.Gro
 	group, err := f.group(ctx, shard, name)
 	if err == nil && group.GetIsStatic() {
 		err = refuse(shard, codes.FailedPrecondition,
-			fmt.Sprintf("to get back the configured values, run \"nstance-admin group reset %s\"; to delete the group, "+
-				"remove it from the configuration", name), "group %q is static", name)
+			fmt.Sprintf("to get back the configured values, run \"nstance-admin group reset %s\"; to delete the "+
+				"group, remove it from the configuration", name), "group %q is static", name)
 	}
 	return group, err
 }

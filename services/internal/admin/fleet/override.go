@@ -9,8 +9,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// SizeText returns the desired size of a group. If an operator has set it, SizeText adds the configured size and who set
-// the size when.
+// SizeText returns the desired size of a group. If an operator has set it, SizeText adds the configured size and who
+// set the size when.
 func SizeText(g *nstancev1.GroupStatus, now time.Time) string {
 	for _, o := range g.GetOverrides() {
 		if o.GetPath() == "size" {

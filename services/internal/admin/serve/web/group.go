@@ -77,8 +77,8 @@ type listFilter struct {
 	Sort, Period string
 }
 
-// setting is a setting of a group with its value as JSON. Note says what the configuration has in its place, and who set
-// the value when.
+// setting is a setting of a group with its value as JSON. Note says what the configuration has in its place, and who
+// set the value when.
 type setting struct{ Name, Value, Note string }
 
 // count is a number of instances of a class.
