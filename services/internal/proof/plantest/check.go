@@ -151,7 +151,7 @@ func counts(s plan.Snapshot, i *plan.Instance) bool {
 
 func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map[ident.ID]plan.Cause,
 	reasons map[ident.ID]string) error {
-	removed, unhealthy, registered, removedRegistered, failed, first := 0, 0, 0, 0, 0, 0
+	removed, unhealthy, registered, removedRegistered, lost, first := 0, 0, 0, 0, 0, 0
 	running, silenced := 0, 0
 	for n := range s.Instances {
 		i := &s.Instances[n]
@@ -159,7 +159,8 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		if i.OnDemand {
 			continue
 		}
-		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r {
+		failed := s.Group.RolledBack() && plan.Drifted(&s.Group, s.Image, i) // rule 71
+		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r && !failed {
 			running++
 			unwell := cause == plan.CauseUnhealthy || cause == plan.CauseHealthCheck ||
 				cause == plan.CauseLoadBalancer || cause == plan.CauseFlapping
@@ -184,17 +185,17 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 				removedRegistered++
 			}
 		case cause != "":
-			failed++
+			lost++
 		case !i.RegisteredAt.IsZero():
 			registered++
 		case creates > 0 && i.Work == plan.Idle && i.State == record.Created && timedOut(s, i):
-			failed++ // its deletion has failed before and waits for the next attempt
+			lost++ // its deletion has failed before and waits for the next attempt
 		}
 	}
 	if first > s.Group.Rollout.MaxUnavailable {
 		return fmt.Errorf("%d removed first, max_unavailable is %d: %v", first, s.Group.Rollout.MaxUnavailable, marked)
 	}
-	counted -= failed
+	counted -= lost
 	if removed > 0 && counted-removed < desired {
 		return fmt.Errorf("%d of %d removed, the size is %d: %v", removed, counted, desired, marked)
 	}
