@@ -360,11 +360,12 @@ func (g *group) addToTally(i *Instance, row uint8) {
 	if r.class != classLeaving {
 		return
 	}
-	off, _ := i.poweredOff(&g.Settings, g.Now)
+	off, until := i.poweredOff(&g.Settings, g.Now)
 	ended := off || !i.runs()
 	marking := i.Work == MarkingDeleting || i.Work == Preserving
 	if marking {
 		t.marking++
+		g.planAgainAt(until)
 	}
 	if marking && !i.Notice && (i.RegisteredAt.IsZero() || !ended) {
 		t.failing++

@@ -19,12 +19,10 @@ func TestRulesPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	rules := rulesOf(string(source))
-	last := 0
 	for i, r := range rules {
-		if r.number <= last || !strings.HasSuffix(r.text, ".") {
+		if r.number != i+1 || !strings.HasSuffix(r.text, ".") {
 			t.Errorf("entry %d of the rules in doc.go is rule %d, %q: is a line not indented?", i+1, r.number, r.text)
 		}
-		last = r.number
 	}
 	want := rulesPage(rules)
 	if *update {
@@ -71,9 +69,8 @@ func rulesPage(rules []ruleText) string {
 # Planning rules
 
 The leader plans one group at a time. It first classifies each instance by the first rule that applies to it. The order
-of these rules is 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13 to 16, 58, 17. All other rules say what the leader does with the
-instances.
-` + "`nstance-admin explain`" + ` shows the rule that classifies an instance.
+of these rules is 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13 to 16, 58, 17. All other rules say what the leader does
+with the instances. ` + "`nstance-admin explain`" + ` shows the rule that classifies an instance.
 
 | rule | name | |
 |---|---|---|
