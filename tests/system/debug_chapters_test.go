@@ -14,7 +14,8 @@ func (s *story) instanceChapters() []chapter {
 			pages: []string{"instances/$INSTANCE"}, metric: `nstance_replacements_total{cause="gone"`},
 		commands: []expectation{
 			{"status", false, []string{local.Shard, "server-"}},
-			{"events --since 1h --shard dev-1 --kind", false, []string{"$END", "instance pending deletion", "(rule 6)"}},
+			{"events --since 1h --shard dev-1 --kind", false,
+				[]string{"$END", "instance pending deletion", "(rule 6)"}},
 			{"events --since 1h --shard dev-1 --instance", false, []string{"instance created", "instance registered"}},
 			{"instance describe", false, []string{"$INSTANCE", "Deleted:"}},
 			{"explain group", false, []string{"Planned again:", "well"}},

@@ -35,7 +35,8 @@ func (p *people) protect(t *term, d *dice) {
 	w.faults.about("%v, ends %t", ids, ends)
 	t.env.Go("protect instances", func() {
 		err := t.manage(func(manager *shardconfig.Manager) error {
-			_, err := manager.Upsert(t.scope, m.key, "", config.Caller{}, func(spec *config.GroupSpec, exists bool) error {
+			_, err := manager.Upsert(t.scope, m.key, "", config.Caller{}, func(spec *config.GroupSpec,
+				exists bool) error {
 				if !exists {
 					return shardconfig.ErrNoGroup
 				}

@@ -216,11 +216,11 @@
 //	                      registers late. It does not count for the unhealthy guard (rule 26), and a healthy report
 //	                      of it ends no backoff (rule 25) (next.go, silence.go, transitions.go).
 //	70 durable halt       A halt (rule 47) is stored, so that later leaders keep it. Silent instances that the
-//	                      unhealthy guard holds (rule 11) do not count here, because their network may have failed. The
-//	                      halt ends when the group's infra or runtime configuration or its subnets change, when a person
-//	                      resumes the rollout, or when all instances have the configuration and are healthy. With
-//	                      on_image_change, it also ends when the query finds another image. Another size does not end
-//	                      it (halt.go).
+//	                      unhealthy guard holds (rule 11) do not count here, because their network may have failed.
+//	                      The halt ends when the group's infra or runtime configuration or its subnets change, when a
+//	                      person resumes the rollout, or when all instances have the configuration and are healthy.
+//	                      With on_image_change, it also ends when the query finds another image. Another size does not
+//	                      end it (halt.go).
 //	71 rollback           With on_halt rollback, a halted group returns to its good configuration (rule 72) until the
 //	                      halt ends: new instances are made from it, and instances of the failed configuration are
 //	                      outdated (rules 13, 15). The unhealthy guard neither counts nor holds these (rules 7, 11,
@@ -228,6 +228,6 @@
 //	                      halted (halt.go).
 //	72 good               With on_halt rollback, the group's configuration is stored as its good one when all
 //	                      instances have it and are healthy: for bake_time, and at least for the time in which a fault
-//	                      shows in their reports and health checks. Until then, failures halt the rollout (rule 47) even
-//	                      if no instance is outdated (halt.go).
+//	                      shows in their reports and health checks. Until then, failures halt the rollout (rule 47)
+//	                      even if no instance is outdated (halt.go).
 package plan

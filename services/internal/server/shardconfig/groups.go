@@ -71,8 +71,8 @@ func (m *Manager) Settings(key config.GroupKey, at time.Time) config.Settings {
 //
 // The function change gets the group's dynamic entry, or a zero spec if there is none. exists reports whether the group
 // exists. If another writer stores the groups first, Upsert calls change again. change may modify only the spec, and
-// must assign new maps and lists instead of modifying the existing ones. For a static group, Upsert then records who set
-// which field, and drops the values that have ended.
+// must assign new maps and lists instead of modifying the existing ones. For a static group, Upsert then records who
+// set which field, and drops the values that have ended.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string, by config.Caller,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
@@ -124,8 +124,8 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 }
 
 // Delete removes a dynamic group or the override of a static group. A dynamic group is scaled to zero and then dropped.
-// A static group gets its static values back as [config.Shard.Reset] says, and restored is true. If expected is not empty, it must be the group's
-// current GroupETag.
+// A static group gets its static values back as [config.Shard.Reset] says, and restored is true. If expected is not
+// empty, it must be the group's current GroupETag.
 func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()

@@ -182,7 +182,7 @@ func (m *Manager) forgetRollout(ctx context.Context, key config.GroupKey) error 
 // error is only logged: servers that were set up by an earlier version of Nstance may not delete such documents.
 func (m *Manager) deleteRollout(ctx context.Context, key config.GroupKey) {
 	if err := m.signed().DeleteRollout(ctx, key.Tenant, key.Group); err != nil {
-		m.log.Info("what is stored about the rollouts of a former group stays", "tenant", key.Tenant, "group", key.Group,
-			"error", err)
+		m.log.Info("what is stored about the rollouts of a former group stays", "tenant", key.Tenant, "group",
+			key.Group, "error", err)
 	}
 }

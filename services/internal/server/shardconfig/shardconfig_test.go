@@ -432,7 +432,8 @@ func TestDynamicGroupsLife(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	if _, err := l.Upsert(t.Context(), fleet, "anything", config.Caller{}, dynamicGroup(2)); !errors.Is(err, ErrGroupChanged) {
+	_, err := l.Upsert(t.Context(), fleet, "anything", config.Caller{}, dynamicGroup(2))
+	if !errors.Is(err, ErrGroupChanged) {
 		t.Errorf("an ETag of what does not exist passes: %v", err)
 	}
 	if _, err := l.Delete(t.Context(), fleet, ""); !errors.Is(err, ErrNoGroup) {
@@ -601,7 +602,8 @@ func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 			t.Errorf("%+v", g)
 		}
 	}
-	if _, err := next.Upsert(t.Context(), fleet, "", config.Caller{}, size(1)); err != nil || next.groups[fleet].Refused != "" {
+	_, err := next.Upsert(t.Context(), fleet, "", config.Caller{}, size(1))
+	if err != nil || next.groups[fleet].Refused != "" {
 		t.Errorf("the group is still refused after a change: %v, %+v", err, next.groups[fleet])
 	}
 }
@@ -667,8 +669,8 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var superseded *SupersededError
-	if _, err := l.Upsert(t.Context(), fleet, "", config.Caller{}, size(9)); !errors.As(err, &superseded) || superseded.Term != 6 ||
-		!errors.Is(err, objstore.ErrConflict) {
+	_, err = l.Upsert(t.Context(), fleet, "", config.Caller{}, size(9))
+	if !errors.As(err, &superseded) || superseded.Term != 6 || !errors.Is(err, objstore.ErrConflict) {
 		t.Errorf("%v", err)
 	}
 	l.refresh(t, Updated)

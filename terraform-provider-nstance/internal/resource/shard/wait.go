@@ -188,7 +188,8 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 }
 
 // haltedGroups warns of each group whose rollout is halted, because a plan does not show that such a group does not
-// run its configuration. body is the configuration in the bucket. Nothing depends on the warnings, so they are not verified.
+// run its configuration. body is the configuration in the bucket. Nothing depends on the warnings, so they are not
+// verified.
 func (r *Resource) haltedGroups(ctx context.Context, state *clusterstate.State, name string,
 	body []byte) (diags diag.Diagnostics) {
 	stored, err := state.UnverifiedRollouts(ctx)

@@ -49,8 +49,8 @@ func TestConfigurationEndsOverrides(t *testing.T) {
 			t.Fatalf("%s: %v", what, g.GetOverrides())
 		}
 		o := g.GetOverrides()[0]
-		if o.GetPath() != "size" || o.GetValue() != value || o.GetConfigured() != configured || o.GetPinned() != pinned ||
-			o.GetBy() == "" || !o.GetAt().AsTime().Equal(w.Clock.Now().Truncate(time.Second)) {
+		if o.GetPath() != "size" || o.GetValue() != value || o.GetConfigured() != configured ||
+			o.GetPinned() != pinned || o.GetBy() == "" || !o.GetAt().AsTime().Equal(w.Clock.Now().Truncate(time.Second)) {
 			t.Errorf("%s: %v", what, o)
 		}
 	}
