@@ -200,6 +200,12 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	broken error) {
 	state, a := c.leader.State, c.agent
 	view, ok := state.Instance(a.id)
+	if ok && view.Plan.LastReport.IsZero() {
+		a.mu.Lock()
+		a.claimsMissing = true // before the view is read again: the first report is in the view, or wakes the stream
+		a.mu.Unlock()
+		view, ok = state.Instance(a.id)
+	}
 	if !ok || view.Record.State == record.Deleted {
 		return nil, errDeleted(a.id)
 	}
@@ -247,7 +253,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 			return nil, broken
 		}
 	}
-	a.recordBatch(&result, group.RuntimeHash, view.Plan.LastReport.IsZero(), s.Now())
+	a.recordBatch(&result, group.RuntimeHash, s.Now())
 	if err != nil {
 		return err, nil
 	}
@@ -322,12 +328,10 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	return in
 }
 
-// recordBatch notes that a batch was sent for the runtime configuration with the given hash. unreported means that the
-// agent had not reported yet when the batch was made. The server then knew nothing about the agent's files and keys.
-func (a *agent) recordBatch(result *filegen.Result, hash string, unreported bool, now time.Time) {
+// recordBatch notes that a batch was sent for the runtime configuration with the given hash.
+func (a *agent) recordBatch(result *filegen.Result, hash string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.claimsMissing = unreported
 	a.files = plan.FilesSent(a.files, result.RenewAt, now)
 	a.sentAt = now
 	if a.sent == nil {
