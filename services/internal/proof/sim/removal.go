@@ -68,6 +68,7 @@ var reasons = []struct {
 const requested = "requested"
 
 func whyOf(reason string) why {
+	reason = strings.Replace(reason, ": the group has returned to its last good one", "", 1)
 	for _, r := range reasons {
 		if strings.HasPrefix(reason, r.prefix) {
 			return r.why

@@ -151,6 +151,7 @@ type group struct {
 	registered     bool // an instance of the group has registered
 	guard          Guard
 	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
+	outside        bool      // see [group.failsOutside]; false without rollback
 	guardedUntil   time.Time // when it ends by time alone; zero: unknown
 	// anyReportMatters means that the plan may change with any report, for example because an instance is silent.
 	anyReportMatters bool
@@ -229,6 +230,7 @@ func classifyGroup(s Snapshot) *group {
 		g.facts[n] = g.factsOf(i)
 		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0
 	}
+	g.outside = g.rollsBack() && g.failsOutside()
 	g.findReplaced()
 	g.findAdvised()
 	for n := range g.Instances {

@@ -220,12 +220,14 @@
 //	                      The halt ends when the group's infra or runtime configuration or its subnets change, when a
 //	                      person resumes the rollout, or when all instances have the configuration and are healthy.
 //	                      With on_image_change, it also ends when the query finds another image. Another size does not
-//	                      end it (halt.go).
+//	                      end it. While so many instances of other groups are silent or failing that the shard's limit
+//	                      of rule 26 is exceeded, no halt is stored (halt.go).
 //	71 rollback           With on_halt rollback, a halted group returns to its good configuration (rule 72) until the
 //	                      halt ends: new instances are made from it, and instances of the failed configuration are
 //	                      outdated (rules 13, 15). The unhealthy guard neither counts nor holds these (rules 7, 11,
-//	                      26). If instances of the good configuration fail too, the group keeps it, and the rollout is
-//	                      halted (halt.go).
+//	                      26), unless instances of the good configuration, or as many of other groups as in rule 70,
+//	                      fail too. If instances of the good configuration fail too, the group keeps it, and the
+//	                      rollout is halted (halt.go).
 //	72 good               With on_halt rollback, the group's configuration is stored as its good one when all
 //	                      instances have it and are healthy: for bake_time, and at least for the time in which a fault
 //	                      shows in their reports and health checks. Until then, failures halt the rollout (rule 47)

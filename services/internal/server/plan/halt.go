@@ -34,10 +34,11 @@ func (g *group) failures(counts func(*Instance) bool) int {
 }
 
 // haltsDurably reports whether so many instances failed that a halt is stored (rule 70), and why the last one did.
-// Silent instances that the unhealthy guard keeps do not count, because their network may have failed.
+// Silent instances that the unhealthy guard keeps do not count, because their network may have failed. Nothing counts
+// while other groups fail, too.
 func (g *group) haltsDurably() (yes bool, last string) {
 	halt, limit := g.Group.Halt, g.Group.Rollout.HaltOnFailures
-	if limit == 0 || !g.rollsOut() || halt != nil && (!g.Group.RolledBack() || !halt.GoodFailedAt.IsZero()) {
+	if limit == 0 || g.outside || !g.rollsOut() || halt != nil && (!g.Group.RolledBack() || !halt.GoodFailedAt.IsZero()) {
 		return false, ""
 	}
 	last = g.RolloutFailure
@@ -66,7 +67,7 @@ func (g *group) haltHolds() bool {
 // configuration is good (rule 72).
 func (g *group) rollsOut() bool {
 	if g.Group.RolledBack() {
-		return slices.ContainsFunc(g.Instances, func(i Instance) bool { return Counts(&i) && g.failed(&i) })
+		return slices.ContainsFunc(g.Instances, func(i Instance) bool { return Counts(&i) && g.hasFailedConfig(&i) })
 	}
 	return g.outdated() || g.rollsBack() && g.Group.Good != record.GroupVersion{} && !g.isGood()
 }
@@ -85,10 +86,32 @@ func (g *group) isGood() bool {
 	return g.Group.Good == version || version.Image == "" && g.Group.Good.Is(version)
 }
 
-// failed reports whether an instance has the configuration that failed, in a group that has returned to its good one
-// (rule 71).
-func (g *group) failed(i *Instance) bool {
+// hasFailedConfig reports whether an instance has the configuration that failed, in a group that has returned to its
+// good one (rule 71).
+func (g *group) hasFailedConfig(i *Instance) bool {
 	return g.Group.RolledBack() && Drifted(&g.Group, g.Image, i)
+}
+
+// failed reports whether the unhealthy guard neither counts nor holds an instance, because its configuration is why it
+// fails. Other causes are more likely if the good configuration or other groups fail, too.
+func (g *group) failed(i *Instance) bool {
+	return g.hasFailedConfig(i) && g.Group.Halt.GoodFailedAt.IsZero() && !g.outside
+}
+
+// failsOutside reports whether so many instances of the shard's other groups are silent or failing that the cause is
+// not a configuration of this group.
+func (g *group) failsOutside() bool {
+	others := g.Shard
+	for k := range g.Instances {
+		running, silent := CountSilence(&g.Instances[k], g.Settings, g.SilenceFrom, g.Now)
+		if running {
+			others.Running--
+		}
+		if silent {
+			others.Silent--
+		}
+	}
+	return others.Exceeds()
 }
 
 // finished reports whether all instances of the group have its configuration and are healthy, and had the time in which

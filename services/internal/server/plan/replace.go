@@ -39,7 +39,7 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		if !Drifted(&g.Group, "", i) {
 			reason = "its image is out of date"
 		}
-		if g.failed(i) {
+		if g.hasFailedConfig(i) {
 			reason += ": the group has returned to its last good one"
 		}
 		return reason
