@@ -50,7 +50,8 @@ func TestConfigurationEndsOverrides(t *testing.T) {
 		}
 		o := g.GetOverrides()[0]
 		if o.GetPath() != "size" || o.GetValue() != value || o.GetConfigured() != configured ||
-			o.GetPinned() != pinned || o.GetBy() == "" || !o.GetAt().AsTime().Equal(w.Clock.Now().Truncate(time.Second)) {
+			o.GetPinned() != pinned || o.GetBy() == "" ||
+			!o.GetAt().AsTime().Equal(w.Clock.Now().Truncate(time.Second)) {
 			t.Errorf("%s: %v", what, o)
 		}
 	}
