@@ -38,7 +38,8 @@ func (g *group) failures(counts func(*Instance) bool) int {
 // while other groups fail, too.
 func (g *group) haltsDurably() (yes bool, last string) {
 	halt, limit := g.Group.Halt, g.Group.Rollout.HaltOnFailures
-	if limit == 0 || g.outside || !g.rollsOut() || halt != nil && (!g.Group.RolledBack() || !halt.GoodFailedAt.IsZero()) {
+	if limit == 0 || g.outside || !g.rollsOut() ||
+		halt != nil && (!g.Group.RolledBack() || !halt.GoodFailedAt.IsZero()) {
 		return false, ""
 	}
 	last = g.RolloutFailure
