@@ -95,7 +95,7 @@ func (h *howTo) awaitHistory(ctx context.Context) error {
 
 // withoutOverride removes the override of the group's size, and waits until the group has its configured size.
 func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
-	if _, err := h.shell(ctx, "nstance-admin group delete GROUP --yes", ""); err != nil {
+	if _, err := h.shell(ctx, "nstance-admin group reset GROUP --yes", ""); err != nil {
 		return err
 	}
 	return h.healthy(2)(ctx)
