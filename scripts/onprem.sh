@@ -25,7 +25,7 @@ cat "$work/out"
 
 # lists N prints the healthy instances of the Nth list on the page.
 lists() {
-	awk -v n="$1" '/^SHARD +INSTANCE/ { list++ } list == n && $4 == "registered" && $5 == "healthy" { print $2 }' "$work/out" | sort
+	awk -v n="$1" '/^INSTANCE +GROUP/ { list++ } list == n && $3 == "healthy" { print $1 }' "$work/out" | sort
 }
 fail() {
 	echo "onprem.sh: $*" >&2
