@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -173,4 +174,13 @@ func joined(n ast.Node) (string, bool) {
 		return left + right, true
 	}
 	return "", false
+}
+
+// TestNoEndingInstanceLooksHealthy lists an instance that is being deleted. The last report of its agent may have
+// called it healthy.
+func TestNoEndingInstanceLooksHealthy(t *testing.T) {
+	row := new(app).instanceRow("s", &nstancev1.InstanceStatus{State: "deleting", Health: "healthy"})
+	if got := row[4].text; got != "deleting" {
+		t.Errorf("its health is %q", got)
+	}
 }

@@ -52,10 +52,14 @@ func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstanc
 }
 
 func (a *app) instanceRow(shard string, i *nstancev1.InstanceStatus) []cell {
-	row := plain(shard, i.GetInstanceId(), i.GetGroup(), i.GetState(), i.GetHealth(),
+	health := i.GetHealth()
+	if i.GetState() == "deleting" { // the last report of its agent no longer matters
+		health = "deleting"
+	}
+	row := plain(shard, i.GetInstanceId(), i.GetGroup(), i.GetState(), health,
 		age(a.Now(), fleet.Time(i.GetCreatedAt())), i.GetInstanceType(), cmp.Or(i.GetIpv4(), i.GetIpv6()),
 		i.GetProviderId(), instanceNote(i))
-	switch i.GetHealth() {
+	switch health {
 	case "healthy":
 		row[4].paint = a.style.out.good
 	case "unhealthy", "silent":
