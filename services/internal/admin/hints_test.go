@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -179,7 +180,8 @@ func joined(n ast.Node) (string, bool) {
 // TestNoEndingInstanceLooksHealthy lists an instance that is being deleted. The last report of its agent may have
 // called it healthy.
 func TestNoEndingInstanceLooksHealthy(t *testing.T) {
-	row := new(app).instanceRow("s", &nstancev1.InstanceStatus{State: "deleting", Health: "healthy"})
+	a := &app{Environment: Environment{Now: time.Now}}
+	row := a.instanceRow("s", &nstancev1.InstanceStatus{State: "deleting", Health: "healthy"})
 	if got := row[4].text; got != "deleting" {
 		t.Errorf("its health is %q", got)
 	}
