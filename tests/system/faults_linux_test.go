@@ -218,11 +218,14 @@ var faults = []fault{
 		"the lease ends and no server acts; VMs keep running; afterwards killed VMs are replaced", []string{alone},
 		func(ctx context.Context, s *shard) (string, error) {
 			filler := filepath.Join(s.StoreDir(), ".filler")
-			if _, err := fill(filler); err != nil {
-				return "", err
-			}
-			if err := local.Pause(ctx, s.effectiveLease()+lease); err != nil {
-				return "", err
+			// The leader may delete objects until its lease ends. One freed page would be enough to renew it.
+			for end := time.Now().Add(s.effectiveLease() + lease); time.Now().Before(end); {
+				if _, err := fill(filler); err != nil {
+					return "", err
+				}
+				if err := local.Pause(ctx, 20*time.Millisecond); err != nil {
+					return "", err
+				}
 			}
 			calls, err := s.Calls()
 			if _, killErr := s.killVM(ctx); err != nil || killErr != nil {

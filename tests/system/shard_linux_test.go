@@ -327,9 +327,9 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// fill writes a file until the disk is full. It returns the size of the file in bytes.
+// fill appends to a file until the disk is full. It returns how many bytes it wrote.
 func fill(path string) (written int, err error) {
-	file, err := os.Create(path)
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, err
 	}
