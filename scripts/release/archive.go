@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	_ "embed"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -71,8 +72,8 @@ func zipped(created time.Time, entries []entry) ([]byte, error) {
 }
 
 // tree returns the files below the directory "dir" of the repository, sorted by name, as entries below the directory
-// "into". It leaves out directories of tests and of continuous integration, and Terraform's working directories and
-// states.
+// "into". A link is stored as the file that it leads to. It leaves out directories of tests and of continuous
+// integration, and Terraform's working directories and states.
 func (r *release) tree(dir, into string) (entries []entry, err error) {
 	base := filepath.Join(r.Root, dir)
 	err = filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
@@ -85,8 +86,12 @@ func (r *release) tree(dir, into string) (entries []entry, err error) {
 			}
 			return nil
 		}
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
 		if strings.HasPrefix(d.Name(), ".terraform") || strings.Contains(d.Name(), ".tfstate") ||
-			!d.Type().IsRegular() {
+			!info.Mode().IsRegular() {
 			return nil
 		}
 		relative, err := filepath.Rel(base, path)
@@ -94,10 +99,6 @@ func (r *release) tree(dir, into string) (entries []entry, err error) {
 			return err
 		}
 		content, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		info, err := d.Info()
 		if err != nil {
 			return err
 		}
@@ -125,12 +126,20 @@ var programs = []string{"nstance-admin", "nstance-agent", "nstance-operator", "n
 // addition to the archives.
 var downloaded = []string{"nstance-agent", "nstance-server"}
 
+// trialPrograms run a cluster on one machine. They are released as one archive for each platform.
+var trialPrograms = []string{"dev-s3", "nstance-admin", "nstance-agent", "nstance-dev", "nstance-server", providerName}
+
 // imagePrograms are released as images.
 var imagePrograms = []string{"dev-s3", "nstance-admin", "nstance-operator", "nstance-server"}
 
 // binary returns the path of a compiled program.
 func (r *release) binary(program, platform string) string {
 	return filepath.Join(r.Work, "bin", program+"_"+strings.ReplaceAll(platform, "/", "_"))
+}
+
+// trialBinary returns the path of a compiled program of the archive nstance-dev.
+func (r *release) trialBinary(program, platform string) string {
+	return r.binary("trial-"+program, platform)
 }
 
 // architectures returns the architectures of all Linux platforms.
@@ -151,15 +160,70 @@ func (r *release) compile(ctx context.Context) error {
 		if system == "linux" {
 			wanted = append(wanted, "dev-s3")
 		}
+		target := build.Target{Version: r.Version, OS: system, Architecture: architecture}
 		for _, program := range wanted {
-			target := build.Target{Package: "./services/cmd/" + program, Version: r.Version, OS: system,
-				Architecture: architecture}
-			if program == providerName {
-				target.Package = "./" + providerName
-			}
+			target.Package = packageOf(program)
 			if err := build.Compile(ctx, r.Root, target, r.binary(program, platform)); err != nil {
 				return err
 			}
+		}
+		target.Trial = true
+		for _, program := range trialPrograms {
+			target.Package = packageOf(program)
+			if err := build.Compile(ctx, r.Root, target, r.trialBinary(program, platform)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func packageOf(program string) string {
+	if program == providerName {
+		return "./" + providerName
+	}
+	return "./services/cmd/" + program
+}
+
+//go:embed nstance-dev.md
+var trialReadme []byte
+
+// trial writes the archive nstance-dev for each platform: a cluster on one machine, with all programs that it starts
+// except tmux and tofu.
+func (r *release) trial(context.Context) error {
+	license, err := os.ReadFile(filepath.Join(r.Root, "LICENSE"))
+	if err != nil {
+		return err
+	}
+	example, err := r.tree("examples/local", "examples/local")
+	if err != nil {
+		return err
+	}
+	config, err := os.ReadFile(filepath.Join(r.Root, "examples", "config-tmux.jsonc"))
+	if err != nil {
+		return err
+	}
+	shared := append([]entry{{"LICENSE", 0o644, license}, {"README.md", 0o644, trialReadme},
+		{"examples/config-tmux.jsonc", 0o644, config}}, example...)
+	for _, platform := range r.Platforms {
+		entries := slices.Clone(shared)
+		for _, program := range trialPrograms {
+			content, err := os.ReadFile(r.trialBinary(program, platform))
+			if err != nil {
+				return err
+			}
+			entries = append(entries, entry{program, 0o755, content})
+		}
+		name := "nstance-dev_" + r.Number + "_" + strings.ReplaceAll(platform, "/", "_")
+		for i := range entries {
+			entries[i].name = name + "/" + entries[i].name
+		}
+		archive, err := tarball(r.Created, entries)
+		if err != nil {
+			return err
+		}
+		if err := r.write(name+".tar.gz", archive); err != nil {
+			return err
 		}
 	}
 	return nil

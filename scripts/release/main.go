@@ -233,7 +233,8 @@ func (r *release) build(ctx context.Context) error {
 		name string
 		run  func(context.Context) error
 	}{
-		{"compile", r.compile}, {"archives", r.archives}, {"packages", r.packages}, {"Kubernetes", r.kubernetes},
+		{"compile", r.compile}, {"archives", r.archives}, {"trial", r.trial}, {"packages", r.packages},
+		{"Kubernetes", r.kubernetes},
 		{"Terraform provider", r.provider}, {"modules and examples", r.modules}, {"images", r.images},
 		{"bills of materials", r.bills}, {"provenance", r.provenance}, {"checksums", r.checksums},
 	} {

@@ -27,13 +27,19 @@ import (
 // sums is the name of the list of checksums.
 const sums = "SHA256SUMS"
 
-// bills writes a bill of materials (CycloneDX 1.6) for each program. A bill lists the Go modules of the program's
-// binaries for all platforms.
+// bills writes a bill of materials (CycloneDX 1.6) for each program, and one for the archive nstance-dev. A bill lists
+// the Go modules of the binaries for all platforms.
 func (r *release) bills(context.Context) error {
-	for _, program := range append(slices.Clone(programs), providerName) {
+	for _, program := range append(slices.Clone(programs), "nstance-dev", providerName) {
 		p := bill.Program{Name: program, Version: r.Number, Revision: r.Revision, Created: r.Created}
 		for _, platform := range r.Platforms {
-			p.Binaries = append(p.Binaries, r.binary(program, platform))
+			if program != "nstance-dev" {
+				p.Binaries = append(p.Binaries, r.binary(program, platform))
+				continue
+			}
+			for _, part := range trialPrograms {
+				p.Binaries = append(p.Binaries, r.trialBinary(part, platform))
+			}
 		}
 		text, err := bill.CycloneDX(p, source+"/"+program+"/"+r.Version+"/"+r.Revision)
 		if err != nil {

@@ -64,6 +64,7 @@ func TestRelease(t *testing.T) {
 	t.Run("Contents", d.testContents)
 	t.Run("Signatures", d.testSignatures)
 	t.Run("Packages", d.testPackages)
+	t.Run("Trial", d.testTrial)
 	t.Run("Terraform", d.testTerraform)
 	t.Run("Chart", d.testChart)
 }
@@ -146,25 +147,13 @@ func files(t *testing.T, dir string) (names []string) {
 // materials and the statement of provenance.
 func (d *dist) testContents(t *testing.T) {
 	arch := runtime.GOARCH
-	rpm := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
-	want := []string{"SHA256SUMS", "SHA256SUMS.minisig", "infrastructure-components.yaml", "metadata.yaml",
-		"nstance-crds.yaml", "nstance-monitoring_" + number + ".tar.gz", "nstance-modules_" + number + ".tar.gz",
-		"nstance-examples_" + number + ".tar.gz", "nstance-operator-" + number + ".tgz",
-		"nstance-operator-chart_" + number + "_oci.tar", "nstance_" + number + "_linux_" + arch + ".tar.gz",
-		"nstance_" + number + "_provenance.json"}
-	for _, role := range []string{"server", "agent"} {
-		want = append(want, "nstance-"+role+"_"+number+"_linux_"+arch, "nstance-"+role+"_"+number+"-1_"+arch+".deb",
-			"nstance-"+role+"-"+number+"-1."+rpm+".rpm")
-	}
-	for _, program := range []string{"admin", "agent", "operator", "server"} {
-		want = append(want, "nstance-"+program+"_"+number+"_sbom.cdx.json")
-	}
-	for _, image := range []string{"dev-s3", "nstance-admin", "nstance-operator", "nstance-server"} {
-		want = append(want, image+"_"+number+"_oci.tar")
-	}
-	for _, suffix := range []string{"linux_" + arch + ".zip", "SHA256SUMS", "SHA256SUMS.sig", "manifest.json",
-		"sbom.cdx.json"} {
-		want = append(want, "terraform-provider-nstance_"+number+"_"+suffix)
+	var want []string
+	names := strings.NewReplacer("VERSION", number, "OS", "linux", "ARCH", arch, "CPU",
+		map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch])
+	for line := range strings.Lines(string(read(t, filepath.Join(root, "scripts/release/files.txt")))) {
+		if !strings.HasPrefix(line, "#") {
+			want = append(want, names.Replace(strings.TrimSpace(line)))
+		}
 	}
 	slices.Sort(want)
 	got := files(t, d.dir)

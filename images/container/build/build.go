@@ -17,11 +17,16 @@ type Target struct {
 	Package          string // such as ./services/cmd/nstance-server
 	Version          string // what the program reports
 	OS, Architecture string
+	Trial            bool // without the clouds that a cluster on one machine does not use
 }
 
 // Compile builds a static binary in the repository with the flags of `make build`.
 func Compile(ctx context.Context, root string, t Target, binary string) error {
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "grpcnotrace",
+	tags := "grpcnotrace"
+	if t.Trial {
+		tags += ",trial"
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
 		"-ldflags", "-s -w -buildid= -X main.version="+t.Version, "-o", binary, t.Package)
 	build.Dir = root
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+t.OS, "GOARCH="+t.Architecture, "GOFLAGS=", "GOWORK=off",

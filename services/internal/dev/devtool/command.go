@@ -1,9 +1,10 @@
-// Package devtool is nstance-dev: it runs a whole Nstance cluster on one machine from the programs in a clone of the
-// repository. The cluster is a [local.Stack].
+// Package devtool is nstance-dev: it runs a whole Nstance cluster on one machine, from a clone of the repository or
+// from the archive of a release. The cluster is a [local.Stack].
 package devtool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,20 +19,24 @@ import (
 
 const about = `nstance-dev runs a whole Nstance cluster on this machine: an object store (dev-s3),
 two servers of one shard, and VMs that are tmux windows with a real nstance-agent in
-each. It uses the programs in its own directory, tmux, and tofu or terraform.
+each. It uses the programs in its own directory and tmux. "demo" also needs tofu or
+terraform, and "up" uses one of them if it is on PATH.
 
   nstance-dev up      start a cluster, apply examples/local, and leave it running;
                       with --provider=libvirt, the VMs are real ones
   nstance-dev down    destroy it and remove everything it wrote
   nstance-dev demo    play the life of a shard by itself, and measure it
 
-"make up", "make down" and "make demo" build what is missing and run these commands.`
+In a clone, "make up", "make down" and "make demo" build what is missing and run these
+commands.`
 
 const aboutUp = `Start a cluster in {root}/temp on the ports 8989 to 9004, apply examples/local with
 tofu or terraform, start two servers, wait until every VM is healthy, and serve a page.
+If neither tofu nor terraform is on PATH, the command writes the configuration
+examples/config-tmux.jsonc to the bucket instead.
 
 The cluster keeps running when the command ends. Run the command again after an edit of
-examples/local, or after a process was killed: it applies the configuration again and
+the configuration, or after a process was killed: it applies the configuration again and
 starts what is missing. At the end it prints what you can try next.
 
 With --provider=libvirt, the VMs are real ones of a libvirtd in {root}/temp/libvirt, and
@@ -52,9 +57,9 @@ behind, unless you pass --keep.`
 
 // settings are the values that all subcommands of nstance-dev use.
 type settings struct {
-	root      string // of the repository
+	root      string // directory with examples/, and with temp/ during the life of a cluster
 	bin       string // directory of the programs
-	terraform string // path of tofu or terraform
+	terraform string // path of tofu or terraform; empty if neither is on PATH
 	provider  string
 	out       io.Writer
 }
@@ -74,7 +79,8 @@ func Command(version string) *cobra.Command {
 		},
 	}
 	root.SetVersionTemplate("nstance-dev {{.Version}}\n")
-	root.PersistentFlags().StringVar(&s.root, "root", ".", "clone of the repository")
+	root.PersistentFlags().StringVar(&s.root, "root", "",
+		"directory with examples/ (default: that of nstance-dev if it has them, else the current one)")
 	root.PersistentFlags().StringVar(&s.terraform, "terraform", "",
 		"path of tofu or terraform (default: tofu on PATH, else terraform on PATH)")
 	up := &cobra.Command{Use: "up", Short: "Start a cluster, or bring a running one up to date", Long: aboutUp,
@@ -101,28 +107,35 @@ const (
 	providerLibvirt = "libvirt"
 )
 
-// check finds tofu or terraform. It returns an error if the settings are wrong or a needed program is missing.
+// check completes the settings. It returns an error if they are wrong or a needed program is missing.
 func (s *settings) check() error {
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find the directory of nstance-dev: %w", err)
 	}
 	s.bin = filepath.Dir(program)
+	if s.root == "" {
+		s.root = "."
+		if _, err := os.Stat(filepath.Join(s.bin, "examples")); err == nil {
+			s.root = s.bin
+		}
+	}
 	if s.provider != "" && s.provider != providerTmux && s.provider != providerLibvirt {
 		return fmt.Errorf("--provider: %q is neither %s nor %s", s.provider, providerTmux, providerLibvirt)
 	}
 	for _, name := range []string{"dev-s3", "nstance-admin", "nstance-server", "nstance-agent",
 		"terraform-provider-nstance"} {
 		if _, err := os.Stat(filepath.Join(s.bin, name)); err != nil {
-			return fmt.Errorf("%s is not beside nstance-dev in %s: run \"make build\" in the repository, and then "+
-				"bin/nstance-dev", name, s.bin)
+			return fmt.Errorf("%s is not beside nstance-dev in %s: unpack the whole archive, or run \"make up\" in a "+
+				"clone of the repository", name, s.bin)
 		}
 	}
 	if _, err := os.Stat(libvirtDir(*s)); s.provider == providerLibvirt || s.provider == "" && err == nil {
 		return nil // neither tmux nor tofu is needed
 	}
 	if _, err := exec.LookPath("tmux"); err != nil {
-		return fmt.Errorf("tmux is needed, because every VM is a tmux window: %w", err)
+		return fmt.Errorf("tmux is needed, because every VM is a tmux window (Debian: apt-get install tmux; macOS: "+
+			"brew install tmux): %w", err)
 	}
 	if s.terraform != "" {
 		return nil
@@ -133,8 +146,18 @@ func (s *settings) check() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("neither tofu nor terraform is on PATH: install one, or build tofu with " +
-		"--terraform=\"$(scripts/tool.sh tofu)\"")
+	return nil
+}
+
+var errNoTerraform = errors.New("neither tofu nor terraform is on PATH: install one (https://opentofu.org/docs/intro/" +
+	"install), or name it with --terraform")
+
+// command returns the command line for a subcommand of nstance-dev, as the user types it in the root directory.
+func (s settings) command(name string) string {
+	if _, err := os.Stat(filepath.Join(s.root, "Makefile")); err == nil {
+		return "make " + name
+	}
+	return "./nstance-dev " + name
 }
 
 // openStack returns the stack of "nstance-dev up", in {root}/temp.
@@ -159,6 +182,9 @@ func runStep(out io.Writer, name string, run func() (note string, err error)) er
 // runDemo plays the demo on a stack in a temporary directory. Afterwards it kills the stack's processes, and
 // removes the directory unless keep is true.
 func runDemo(ctx context.Context, s settings, keep bool) error {
+	if s.terraform == "" {
+		return errNoTerraform
+	}
 	return local.WithStack(ctx, local.Trial{Name: "demo", Root: s.root, Bin: s.bin, Servers: servers, Keep: keep},
 		func(stack *local.Stack) error {
 			d := &demo{stack: stack, out: s.out}

@@ -21,8 +21,8 @@ import (
 // runTimeout bounds one run of "up", and the destroy of "down".
 const runTimeout = 2 * time.Minute
 
-// bringUp starts the programs of the cluster that do not run yet, and applies examples/local. The programs keep running
-// after bringUp returns.
+// bringUp starts the programs of the cluster that do not run yet, and applies the configuration. The programs keep
+// running after bringUp returns.
 func bringUp(ctx context.Context, s settings) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v; the logs are in temp/log",
 		runTimeout))
@@ -32,7 +32,7 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	if _, err := os.Stat(libvirtDir(s)); err == nil {
-		return errors.New("a cluster with libvirt is here: run \"make down\" first")
+		return fmt.Errorf("a cluster with libvirt is here: run %q first", s.command("down"))
 	}
 	running, err := stack.Running(ctx)
 	if err != nil {
@@ -47,22 +47,50 @@ func bringUp(ctx context.Context, s settings) error {
 	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
 		return err
 	}
-	tf, err := stack.Terraform(s.terraform)
+	source, err := applyConfiguration(ctx, s, stack)
 	if err != nil {
-		return err
-	}
-	if err := runStep(s.out, filepath.Base(s.terraform)+" apply of examples/local", func() (string, error) {
-		return "", tf.Apply(ctx, stack.Variables())
-	}); err != nil {
 		return err
 	}
 	if err := startServers(ctx, stack, startProgram); err != nil {
 		return err
 	}
+	// Without tofu, the first leader makes the cluster's CA, which signs the identity of the operator.
+	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
+		return err
+	}
 	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
 		return err
 	}
-	return printAdvice(s.out, stack, identityDir(stack))
+	return printAdvice(s, stack, source)
+}
+
+// applyConfiguration applies examples/local with tofu or terraform. Without these, it writes examples/config-tmux.jsonc
+// to the bucket. It stays with the way that the cluster began with, and returns the source of the configuration.
+func applyConfiguration(ctx context.Context, s settings, stack *local.Stack) (source string, err error) {
+	_, missing := os.Stat(filepath.Join(stack.Dir, "terraform"))
+	applied := missing == nil
+	_, missing = stack.ConfigWritten()
+	if written := missing == nil && !applied; written || s.terraform == "" && !applied {
+		source = "examples/config-tmux.jsonc"
+		note := ""
+		if s.terraform == "" {
+			note = "neither tofu nor terraform is on PATH"
+		}
+		return source, runStep(s.out, "Writing the configuration", func() (string, error) {
+			return note, stack.PutConfig(ctx, nil)
+		})
+	}
+	if s.terraform == "" {
+		return "", fmt.Errorf("this cluster was applied with tofu or terraform, but %w", errNoTerraform)
+	}
+	tf, err := stack.Terraform(s.terraform)
+	if err != nil {
+		return "", err
+	}
+	source = "examples/local"
+	return source, runStep(s.out, filepath.Base(s.terraform)+" apply of "+source, func() (string, error) {
+		return "", tf.Apply(ctx, stack.Variables())
+	})
 }
 
 // starter starts the program with a given name, unless it runs already.
@@ -133,9 +161,10 @@ func programStarter(out io.Writer, running map[string]int) starter {
 	}
 }
 
-// printAdvice writes temp/env and prints what the user can try next.
-func printAdvice(out io.Writer, stack *local.Stack, identity string) error {
-	if err := writeEnv(stack, identity); err != nil {
+// printAdvice writes temp/env and prints what the user can try next. source is what the user edits to change the
+// configuration.
+func printAdvice(s settings, stack *local.Stack, source string) error {
+	if err := writeEnv(stack, identityDir(stack)); err != nil {
 		return err
 	}
 	vms, err := stack.VMs()
@@ -145,10 +174,10 @@ func printAdvice(out io.Writer, stack *local.Stack, identity string) error {
 	if len(vms) == 0 {
 		return errors.New("the cluster has no VM")
 	}
-	fmt.Fprintf(out, `
+	fmt.Fprintf(s.out, `
 Look at the cluster in a browser: %s
 
-Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
+Try, in %s (logs are in temp/log, the bucket is temp/dev-s3):
 
   . temp/env                                      put nstance-admin on PATH and tell it about the cluster
   kill -9 %-8d                                kill a VM: it is replaced within milliseconds
@@ -156,19 +185,28 @@ Try, in this directory (logs are in temp/log, the bucket is temp/dev-s3):
   nstance-admin events --follow                   follow what happens
   nstance-admin group scale workers 4             add VMs
   tmux attach -t %s               look at the agents (Ctrl-b n: next, Ctrl-b d: leave)
-  edit examples/local, then make up               apply a change
-  make down                                       destroy the cluster and clean up
+  %-45s   apply a change of %s
+  %-45s   destroy the cluster and clean up
 
 Kill every process, delete everything but the bucket, and start again:
 
-  pkill -9 -f "$PWD/temp/bin/"; rm -rf temp/cache*; make up
-`, stack.PageURL(), vms[0].PID, local.Session)
+  pkill -9 -f "$PWD/temp/bin/"; rm -rf temp/cache*; %s
+`, stack.PageURL(), s.place(stack), vms[0].PID, local.Session, s.command("up"), source, s.command("down"),
+		s.command("up"))
 	return nil
+}
+
+// place names the root directory in a sentence.
+func (s settings) place(stack *local.Stack) string {
+	if current, err := os.Getwd(); err == nil && current == stack.Root {
+		return "this directory"
+	}
+	return stack.Root
 }
 
 // writeEnv writes temp/env, a shell script with the settings that nstance-admin needs to reach the cluster.
 func writeEnv(stack *local.Stack, identity string) error {
-	text := fmt.Sprintf("# For nstance-admin, with the cluster of `make up`: . temp/env\n"+
+	text := fmt.Sprintf("# For nstance-admin, with the cluster of nstance-dev: . temp/env\n"+
 		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+
 		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
 		quote(stack.Bin))
@@ -195,7 +233,7 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 	}
 	s.root = root
 	if _, err := os.Stat(filepath.Join(root, "temp", "terraform")); err == nil {
-		return errors.New("a cluster with tmux is here: run \"make down\" first")
+		return fmt.Errorf("a cluster with tmux is here: run %q first", s.command("down"))
 	}
 	machines := &libvirtd.Machines{}
 	defer machines.Close()
@@ -294,9 +332,12 @@ func takeDown(ctx context.Context, s settings) error {
 	}
 	var destroyErr error
 	if _, err := os.Stat(filepath.Join(dir, "terraform", "terraform.tfstate")); err == nil {
-		destroyErr = runStep(s.out, filepath.Base(s.terraform)+" destroy", func() (string, error) {
-			return "", destroy(ctx, stack, s.terraform)
-		})
+		destroyErr = errNoTerraform
+		if s.terraform != "" {
+			destroyErr = runStep(s.out, filepath.Base(s.terraform)+" destroy", func() (string, error) {
+				return "", destroy(ctx, stack, s.terraform)
+			})
+		}
 	}
 	err = runStep(s.out, "Stopping processes", func() (string, error) {
 		err := stopAll(ctx, stack)
