@@ -32,7 +32,7 @@ const module = "github.com/nstance-kit/nstance/"
 // A name in a row includes the packages below it. The programs do not import each other, but for what [shared] lists.
 var wings = []struct{ folder, rows string }{
 	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | " +
-		"config | bootscript envelope authority"},
+		"config | bootscript envelope authority contexts"},
 	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
 	{"services/api", "nstance notleader operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},

@@ -200,6 +200,8 @@ func (a *app) prepare(cmd *cobra.Command) {
 	}
 	cmd.SetFlagErrorFunc(flagError)
 	cmd.Flags().SortFlags, cmd.PersistentFlags().SortFlags = false, false
+	describeSettings(cmd.Flags())
+	describeSettings(cmd.PersistentFlags())
 	if cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() && cmd.Parent().Name() == "completion" {
 		return
 	}
@@ -238,6 +240,9 @@ func (a *app) prepare(cmd *cobra.Command) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			a.started, a.running = true, cmd
+			if err := a.settle(cmd); err != nil {
+				return err
+			}
 			if err := a.resolve(cmd, args); err != nil {
 				return err
 			}

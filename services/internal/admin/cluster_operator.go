@@ -35,7 +35,9 @@ func (a *app) registerOperatorCommand(s *secretFlags) *cobra.Command {
 		Use: "register-operator", Short: "Register an operator, and write its identity", Args: cobra.NoArgs,
 		Long: `Registers an operator without a nonce and without a server, and writes its identity
 to a directory: ca.crt, identity.crt and, unless --public-key-file is given,
-identity.key. nstance-admin itself uses such a directory as --identity-dir.
+identity.key. nstance-admin itself uses such a directory as --identity-dir, and writes
+to the directory in NSTANCE_ADMIN_IDENTITY_DIR or in the context if --output-dir is not
+given.
 
 To renew the operator's certificate, run "register-operator" again with the same
 directory. The operator and its key stay the same. While more than a third of the
@@ -52,7 +54,8 @@ certificate's life is left, the command changes nothing.`,
 			"concerns whole shards); operator if not given")
 	cmd.Flags().StringVar(&r.publicKeyFile, "public-key-file", "",
 		"Ed25519 public key (PEM, PKIX) whose private key stays elsewhere; a key is made if not given")
-	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to (required)")
+	cmd.Flags().StringVar(&r.dir, "output-dir", "", "directory to write the identity to; by default the "+
+		"identity-dir of the environment or the context")
 	cmd.Flags().IntVar(&hours, "cert-ttl-hours", int(authority.OperatorTTL/time.Hour), "how long the certificate lasts")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -60,7 +63,14 @@ certificate's life is left, the command changes nothing.`,
 			return usagef("--tenant: %w", err)
 		}
 		if r.dir == "" {
-			return usagef("--output-dir is missing")
+			var err error
+			if r.dir, err = a.saved("identity-dir"); err != nil {
+				return err
+			}
+		}
+		if r.dir == "" {
+			return &usageError{err: errors.New("--output-dir is missing"),
+				hint: "add --output-dir DIRECTORY, or set " + envIdentity}
 		}
 		if hours < 1 || hours > 10*365*24 {
 			return usagef("--cert-ttl-hours %d is not between 1 and %d", hours, 10*365*24)

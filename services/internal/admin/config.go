@@ -417,6 +417,7 @@ With --refresh the shard's leader applies the configuration immediately.`,
   nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh --yes`,
 	}
 	cmd.Flags().StringVar(&wantShard, "shard", "", "fail unless the file is of this shard")
+	keepFromSettings(cmd, "shard")
 	cmd.Flags().StringVar(&wantETag, "expected-etag", "",
 		"fail unless the configuration in the bucket has this ETag (see config status)")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "make the shard's leader apply the configuration now")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -15,25 +16,12 @@ import (
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
-
-// savedContext holds the defaults of flags for one cluster. Flags and environment variables take precedence.
-type savedContext struct {
-	Servers     string `json:"servers,omitempty"`
-	IdentityDir string `json:"identity_dir,omitempty"`
-	Shard       string `json:"shard,omitempty"`
-}
-
-// contextFile is the content of ~/.config/nstance/config.yaml.
-type contextFile struct {
-	Current  string                  `json:"current,omitempty"`
-	Contexts map[string]savedContext `json:"contexts,omitempty"`
-}
 
 const envContext = "NSTANCE_ADMIN_CONTEXT"
 
@@ -50,42 +38,61 @@ func (a *app) contextPath() string {
 }
 
 // readContexts reads the file with the contexts. If the file is missing, there are no contexts.
-func (a *app) readContexts() (contextFile, error) {
+func (a *app) readContexts() (contexts.File, error) {
 	path := a.contextPath()
 	if path == "" {
-		return contextFile{}, nil
+		return contexts.File{}, nil
 	}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return contextFile{}, nil
+		return contexts.File{}, nil
 	}
 	if err != nil {
-		return contextFile{}, fmt.Errorf("read contexts: %w", err)
+		return contexts.File{}, fmt.Errorf("read contexts: %w", err)
 	}
-	var file contextFile
-	if err := yaml.UnmarshalStrict(text, &file); err != nil {
-		return contextFile{}, withHint(fmt.Errorf("read contexts: %s: %w", path, err),
-			"docs/reference/admin-other.md shows the form of the file")
+	file, err := contexts.Parse(text)
+	if err != nil {
+		return contexts.File{}, withHint(fmt.Errorf("read contexts: %s: %w", path, err),
+			"nstance-admin context --help shows the form of the file")
 	}
 	return file, nil
 }
 
-// currentContext returns the context in use, or an empty one.
-func (a *app) currentContext() (savedContext, error) {
+// writeContexts writes the file with the contexts.
+func (a *app) writeContexts(file contexts.File) error {
+	text, err := file.Format()
+	path := a.contextPath()
+	switch {
+	case err != nil:
+	case path == "":
+		err = errors.New("neither XDG_CONFIG_HOME nor HOME is set")
+	default:
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			err = renameio.WriteFile(path, text, 0o600)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write contexts: %w", err)
+	}
+	return nil
+}
+
+// currentContext returns the name and the settings of the context in use. Both are empty if none is in use.
+func (a *app) currentContext() (string, contexts.Context, error) {
 	file, err := a.readContexts()
 	if err != nil {
-		return savedContext{}, err
+		return "", nil, err
 	}
 	name := cmp.Or(a.Getenv(envContext), file.Current)
 	if name == "" {
-		return savedContext{}, nil
+		return "", contexts.Context{}, nil
 	}
 	saved, ok := file.Contexts[name]
 	if !ok {
-		return savedContext{}, withHint(fmt.Errorf("there is no context %q in %s", name, a.contextPath()),
+		return "", nil, withHint(fmt.Errorf("there is no context %q in %s", name, a.contextPath()),
 			"nstance-admin context list shows those that exist")
 	}
-	return saved, nil
+	return name, saved, nil
 }
 
 func (a *app) contextCommand() *cobra.Command {
@@ -97,23 +104,47 @@ $XDG_CONFIG_HOME/nstance/config.yaml, by default ~/.config/nstance/config.yaml:
   contexts:
     prod:
       servers: us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993
-      identity_dir: /home/alice/.nstance/prod
+      identity_dir: ~/.nstance/prod
+      storage_bucket: my-bucket
+      storage_region: us-west-2
+      key_provider: file
+      key_source: ~/.nstance/prod.key
     dev:
       servers: dev-1=127.0.0.1:8993
-      identity_dir: /home/alice/.nstance/dev
+      identity_dir: ~/.nstance/dev
       shard: dev-1
 
-Flags and environment variables override the settings of the current context. To use
-another context for one command of nstance-admin, set NSTANCE_ADMIN_CONTEXT.`}
-	cmd.AddCommand(a.contextListCommand(), a.contextUseCommand())
+A setting has the same name as a flag, as a field of a context and as a variable: the flag
+--storage-bucket, the field storage_bucket and the variable NSTANCE_ADMIN_STORAGE_BUCKET.
+A flag takes precedence over a variable, and a variable over the current context. A prefix,
+a region or a cluster's ID from a context or a variable does not apply to a bucket that a
+flag names; so it is with "secrets" and "key". To use another context for one command, set
+NSTANCE_ADMIN_CONTEXT.
+
+No setting is a secret. A key is named by its place: a variable, a file, or an entry of a
+secrets manager.
+
+These are the fields of a context:
+
+` + settingsText()}
+	cmd.AddCommand(a.contextListCommand(), a.contextUseCommand(), a.contextShowCommand(), a.contextImportCommand())
 	return cmd
+}
+
+// settingsText lists the fields of a context.
+func settingsText() string {
+	var text strings.Builder
+	for _, s := range contexts.Settings() {
+		text.WriteString("  " + s.Field() + "\n")
+	}
+	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // listedContext is one context in the output of `context list`.
 type listedContext struct {
-	Name    string `json:"name"`
-	Current bool   `json:"current,omitempty"`
-	savedContext
+	Name     string           `json:"name"`
+	Current  bool             `json:"current,omitempty"`
+	Settings contexts.Context `json:"settings"`
 }
 
 func (a *app) contextListCommand() *cobra.Command {
@@ -132,8 +163,9 @@ func (a *app) contextListCommand() *cobra.Command {
 		}
 		return showAll(a, *f, map[string]any{"contexts": listed}, listed,
 			"There are no contexts; nstance-admin context --help shows how to write some.",
-			[]string{"", "CONTEXT", "SERVERS", "IDENTITY", "SHARD"}, func(c listedContext) []cell {
-				return plain(map[bool]string{true: "*"}[c.Current], c.Name, c.Servers, c.IdentityDir, c.Shard)
+			[]string{"", "CONTEXT", "SERVERS", "BUCKET", "IDENTITY", "SHARD"}, func(c listedContext) []cell {
+				return plain(map[bool]string{true: "*"}[c.Current], c.Name, c.Settings["servers"],
+					c.Settings["storage_bucket"], c.Settings["identity_dir"], c.Settings["shard"])
 			})
 	}
 	return cmd
@@ -147,23 +179,140 @@ func (a *app) contextUseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if len(file.Contexts) == 0 {
-			return withHint(fmt.Errorf("there is no context %q, and no other", args[0]),
-				"nstance-admin context --help shows how to write one")
-		}
-		if _, ok := file.Contexts[args[0]]; !ok {
-			return withHint(fmt.Errorf("there is no context %q", args[0]), "%s",
-				near(args[0], slices.Sorted(maps.Keys(file.Contexts))))
+		if err := known(file, args[0]); err != nil {
+			return err
 		}
 		file.Current = args[0]
-		text, err := yaml.Marshal(file)
-		if err != nil {
-			return fmt.Errorf("write contexts: %w", err)
-		}
-		if err := renameio.WriteFile(a.contextPath(), text, 0o600); err != nil {
-			return fmt.Errorf("write contexts: %w", err)
+		if err := a.writeContexts(file); err != nil {
+			return err
 		}
 		return a.line("Context %s is in use.", args[0])
+	}
+	return cmd
+}
+
+// known returns an error unless a file has a context.
+func known(file contexts.File, name string) error {
+	if _, ok := file.Contexts[name]; ok {
+		return nil
+	}
+	if len(file.Contexts) == 0 {
+		return withHint(fmt.Errorf("there is no context %q, and no other", name),
+			"nstance-admin context --help shows how to write one, and context import reads one from Terraform")
+	}
+	return withHint(fmt.Errorf("there is no context %q", name), "%s",
+		near(name, slices.Sorted(maps.Keys(file.Contexts))))
+}
+
+// shownSetting is one setting in the output of `context show`.
+type shownSetting struct {
+	Setting  string `json:"setting"`
+	Value    string `json:"value"`
+	From     string `json:"from"`
+	Variable string `json:"variable"`
+}
+
+func (a *app) contextShowCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "show [CONTEXT]", Short: "Show the settings in force, and where each comes from",
+		Args: cobra.MaximumNArgs(1),
+		Long: `Shows the settings that other commands would use, and where each value comes from: a flag,
+a variable, the context or the program's default. With CONTEXT, that context counts as the
+one in use. The table leaves out settings without a value.`,
+		Example: `  nstance-admin context show
+  nstance-admin context show prod --output json`}
+	f := outputFlag(cmd)
+	new(secretFlags).add(cmd)
+	s := new(scope)
+	s.reach(cmd)
+	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			file, err := a.readContexts()
+			if err != nil {
+				return err
+			}
+			if err := known(file, args[0]); err != nil {
+				return err
+			}
+			getenv := a.Getenv
+			a.Getenv = func(name string) string {
+				if name == envContext {
+					return args[0]
+				}
+				return getenv(name)
+			}
+		}
+		found, err := a.settings(cmd)
+		if err != nil {
+			return err
+		}
+		shown, rows := []shownSetting{}, []shownSetting{}
+		for _, one := range found {
+			row := shownSetting{one.Flag, one.value, cmp.Or(one.from, "default"), one.Variable()}
+			shown = append(shown, row)
+			if one.value != "" && !(one.precedence == byDefault && one.value == "false") {
+				rows = append(rows, row)
+			}
+		}
+		return a.show(*f, map[string]any{"settings": shown}, func(w io.Writer) error {
+			return a.table(w, []string{"SETTING", "VALUE", "FROM"}, rowsOf(rows, func(s shownSetting) []cell {
+				return plain(s.Setting, s.Value, s.From)
+			}))
+		})
+	}
+	return cmd
+}
+
+func (a *app) contextImportCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "import FILE|-", Short: "Add contexts from a file, such as Terraform's output",
+		Args: cobra.ExactArgs(1),
+		Long: `Adds the contexts in a file, and uses the one that the file names as current. The file
+has the form of the file with the contexts, in YAML or JSON. The data source
+nstance_admin_context of the Terraform provider makes it, and the modules have it as the
+output admin_context.
+
+If there is a context of the same name, the fields in the imported file replace those of
+the context, and an empty field removes one. The other fields stay. A context without
+identity_dir gets the directory "identities/CONTEXT" beside the file with the contexts.`,
+		Example: `  tofu output -raw admin_context | nstance-admin context import -
+  nstance-admin cluster register-operator
+  nstance-admin status`}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		from := map[bool]string{true: "standard input", false: args[0]}[args[0] == "-"]
+		text, err := a.readInput(args[0])
+		if err != nil {
+			return fmt.Errorf("read contexts: %w", err)
+		}
+		imported, err := contexts.Parse(text)
+		if err != nil {
+			return withHint(fmt.Errorf("%s: %w", from, err), "nstance-admin context --help shows the form of the file")
+		}
+		if len(imported.Contexts) == 0 {
+			return withHint(fmt.Errorf("%s has no contexts", from),
+				"nstance-admin context --help shows the form of the file")
+		}
+		file, err := a.readContexts()
+		if err != nil {
+			return err
+		}
+		file.Merge(imported)
+		file.Current = cmp.Or(imported.Current, file.Current)
+		names := slices.Sorted(maps.Keys(imported.Contexts))
+		for _, name := range names {
+			if fields := file.Contexts[name]; fields["identity_dir"] == "" {
+				fields["identity_dir"] = filepath.Join(filepath.Dir(a.contextPath()), "identities", name)
+			}
+		}
+		if err := a.writeContexts(file); err != nil {
+			return err
+		}
+		for _, name := range names {
+			used := map[bool]string{true: ", which is in use", false: ""}[name == file.Current]
+			if err := a.line("Imported context %s%s.", name, used); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	return cmd
 }
@@ -182,6 +331,7 @@ func (a *app) complete(cmd *cobra.Command) {
 		// This call fails only if the flag already has a completion function.
 		_ = cmd.RegisterFlagCompletionFunc("shard", func(cmd *cobra.Command, _ []string, _ string) ([]string,
 			cobra.ShellCompDirective) {
+			_ = a.settle(cmd) // without settings nothing completes
 			return a.shardNames(flagText(cmd, "servers")), no
 		})
 	}
@@ -192,7 +342,7 @@ func (a *app) complete(cmd *cobra.Command) {
 		})
 	}
 	names := map[string]func(*cobra.Command) []string{"GROUP": a.groupNames, "[GROUP]": a.groupNames,
-		"INSTANCE": a.instanceNames, "CONTEXT": a.contextNames}[firstArgument(cmd)]
+		"INSTANCE": a.instanceNames, "CONTEXT": a.contextNames, "[CONTEXT]": a.contextNames}[firstArgument(cmd)]
 	if names == nil {
 		return
 	}
@@ -220,11 +370,7 @@ func flagText(cmd *cobra.Command, name string) string {
 }
 
 func (a *app) shardNames(servers string) (names []string) {
-	saved, err := a.currentContext()
-	if err != nil {
-		return nil
-	}
-	known, err := endpoints.Parse(cmp.Or(servers, a.Getenv(envServers), saved.Servers))
+	known, err := endpoints.Parse(servers)
 	if err != nil {
 		return nil
 	}
@@ -237,6 +383,7 @@ func (a *app) shardNames(servers string) (names []string) {
 // withShards calls `do` for the shards that the command line selects so far. If the command line selects none,
 // withShards passes all known shards.
 func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fleet, []string)) {
+	_ = a.settle(cmd) // without settings nothing completes
 	s := scopeOf(cmd)
 	s.timeout = completionTime
 	f, err := a.fleet(s)

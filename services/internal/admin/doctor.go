@@ -70,8 +70,8 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 	var s secretFlags
 	var o doctorOptions
 	reach := new(scope)
-	cmd.Flags().StringVar(&o.shard, "shard", "", "the shard (or "+envShard+
-		"); not needed if there is only one in --servers")
+	cmd.Flags().StringVar(&o.shard, "shard", "",
+		"the shard; not needed if there is only one in --servers")
 	cmd.Flags().IntVar(&o.lines, "lines", 40, "how many lines of each console to show")
 	cmd.Flags().StringVar(&o.cacheDir, "cache-dir", "", "directory of a server's cache on this machine")
 	s.add(cmd)
@@ -81,22 +81,17 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 		if s.location.Bucket == "" {
 			return errNoBucket
 		}
-		saved, err := a.currentContext()
-		if err != nil {
-			return err
-		}
-		o.servers, err = endpoints.Parse(cmp.Or(reach.servers, a.Getenv(envServers), saved.Servers))
-		if err != nil {
+		var err error
+		if o.servers, err = endpoints.Parse(reach.servers); err != nil {
 			return usagef("server %w", err)
 		}
-		o.shard = cmp.Or(o.shard, a.Getenv(envShard), saved.Shard)
 		if o.shard == "" && len(o.servers) == 1 {
 			o.shard = o.servers[0].Name
 		}
 		if err := ident.ValidateName(o.shard); err != nil {
 			return usagef("--shard: %w", err)
 		}
-		o.identity = cmp.Or(reach.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
+		o.identity = reach.identityDir
 		var d diagnosis
 		_ = a.during("examining shard "+o.shard, func() error {
 			d = a.diagnose(cmd.Context(), &s, o)

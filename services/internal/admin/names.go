@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -112,7 +111,7 @@ func (l located) matches(text string) bool {
 // journals know count too.
 func (a *app) instanceName(cmd *cobra.Command, text string, past bool) (string, error) {
 	s := scopeOf(cmd)
-	if saved, err := a.currentContext(); err == nil && cmp.Or(s.shard, a.Getenv(envShard), saved.Shard) == "" {
+	if s.shard == "" {
 		s.all = true
 		_ = cmd.Flags().Set("all-shards", "true") // fails only if the command has no such flag
 	}

@@ -15,15 +15,17 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// The environment variables that set defaults of flags.
-const (
-	envServers  = "NSTANCE_ADMIN_SERVERS"
-	envIdentity = "NSTANCE_ADMIN_IDENTITY_DIR"
-	envShard    = "NSTANCE_ADMIN_SHARD"
+// The environment variables of settings that messages name.
+var (
+	envServers  = contexts.Variable("servers")
+	envIdentity = contexts.Variable("identity-dir")
+	envShard    = contexts.Variable("shard")
+	envBucket   = contexts.Variable("storage-bucket")
 )
 
 // scope holds the flags of commands that call shards.
@@ -37,8 +39,8 @@ type scope struct {
 func scopeFlags(cmd *cobra.Command) *scope {
 	s := new(scope)
 	s.reach(cmd)
-	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask (or "+envShard+
-		"); not needed if there is only one in --servers")
+	cmd.Flags().StringVar(&s.shard, "shard", "",
+		"the shard to ask; not needed if there is only one in --servers")
 	cmd.Flags().BoolVar(&s.all, "all-shards", false,
 		"ask every shard in --servers; after a failure, ask the others and exit with 1")
 	cmd.MarkFlagsMutuallyExclusive("shard", "all-shards")
@@ -47,20 +49,16 @@ func scopeFlags(cmd *cobra.Command) *scope {
 
 // reach adds to a command the flags that every call to a shard needs.
 func (s *scope) reach(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
-		"); several of one shard are tried in turn")
+	cmd.Flags().StringVar(&s.servers, "servers", "",
+		"operator addresses as shard=host:port,…; several of one shard are tried in turn")
 	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+
-		operatorclient.CertificateFile+" and "+operatorclient.KeyFile+" (or "+envIdentity+")")
+		operatorclient.CertificateFile+" and "+operatorclient.KeyFile)
 	cmd.Flags().DurationVar(&s.timeout, "request-timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
 // fleet returns a fleet with the servers and the identity that the flags select. The caller must close it.
 func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
-	saved, err := a.currentContext()
-	if err != nil {
-		return nil, err
-	}
-	servers, err := endpoints.Parse(cmp.Or(s.servers, a.Getenv(envServers), saved.Servers))
+	servers, err := endpoints.Parse(s.servers)
 	switch {
 	case err != nil:
 		return nil,
@@ -73,7 +71,7 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	case s.timeout <= 0:
 		return nil, usagef("--request-timeout %s is not more than zero", s.timeout)
 	}
-	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
+	dir := s.identityDir
 	if dir == "" {
 		return nil, &usageError{err: errors.New("no identity directory is given"),
 			hint: "give it with --identity-dir or in " + envIdentity +
@@ -111,12 +109,7 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	if s.all {
 		return f.Shards(), nil
 	}
-	saved, err := a.currentContext()
-	if err != nil {
-		return nil, err
-	}
-	shard := cmp.Or(s.shard, a.Getenv(envShard), saved.Shard)
-	known := f.Shards()
+	shard, known := s.shard, f.Shards()
 	switch {
 	case shard == "" && len(known) == 1:
 		return known, nil
@@ -185,7 +178,7 @@ func (a *app) scopeText(s *scope) string {
 	if s.all {
 		return "every shard"
 	}
-	return cmp.Or(s.shard, a.Getenv(envShard), "the shard")
+	return cmp.Or(s.shard, "the shard")
 }
 
 func whom(shards []string) string {

@@ -30,7 +30,7 @@ command asks every shard.`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if s.shard == "" && a.Getenv(envShard) == "" {
+		if s.shard == "" {
 			s.all = true
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
@@ -135,7 +135,7 @@ after this time. The command needs an identity with the role admin.`,
 	}
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if done, err := a.confirm(cmd, confirm, "the leader of "+cmp.Or(s.shard, a.Getenv(envShard), "the shard")+
+		if done, err := a.confirm(cmd, confirm, "the leader of "+cmp.Or(s.shard, "the shard")+
 			" hands over to another server"); done || err != nil {
 			return err
 		}
@@ -274,7 +274,7 @@ until the command is interrupted. On a terminal, the new status replaces the one
 		if interval < time.Second {
 			return usagef("--interval %s is less than a second", interval)
 		}
-		if s.shard == "" && a.Getenv(envShard) == "" {
+		if s.shard == "" {
 			s.all = true
 		}
 		return a.top(cmd.Context(), s, interval)

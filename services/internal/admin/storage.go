@@ -39,13 +39,21 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 	}
 	flags.StringVar(&b.location.Provider, "storage-provider", open.Names()[0],
 		"kind of object store: "+strings.Join(open.Names(), " or "))
-	flags.StringVar(&b.location.Bucket, "storage-bucket", "", "the bucket; for file, the directory (required)")
+	flags.StringVar(&b.location.Bucket, "storage-bucket", "", "the bucket; for file, the directory")
 	flags.StringVar(&b.location.Prefix, "storage-prefix", "", "prefix of all keys in the bucket")
+	flags.StringVar(&b.location.Region, "storage-region", "", "region of the bucket; from the cloud's own settings "+
+		"if not given")
+	flags.StringVar(&b.location.Endpoint, "storage-endpoint", "", "URL of an object store that is not the cloud's own")
+	flags.BoolVar(&b.location.PathStyle, "storage-path-style", false, "put the bucket into the path of URLs, not "+
+		"into the host")
+	flags.StringVar(&b.location.Profile, "storage-profile", "", "profile in the configuration files of the cloud's "+
+		"tools; also for secrets and keys")
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
 // errNoBucket says which flag to add.
-var errNoBucket = &usageError{err: errors.New("--storage-bucket is missing"), hint: "add --storage-bucket BUCKET"}
+var errNoBucket = &usageError{err: errors.New("--storage-bucket is missing"),
+	hint: "add --storage-bucket BUCKET, set " + envBucket + ", or choose a context with nstance-admin context use"}
 
 // open opens the bucket. If create is set, it creates a missing directory. The returned context ends after the time of
 // --storage-timeout.
@@ -56,6 +64,9 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 		return nil, nil, nil, errNoBucket
 	case b.timeout <= 0:
 		return nil, nil, nil, usagef("--storage-timeout %s is not more than zero", b.timeout)
+	}
+	if err := open.Validate(b.location); err != nil {
+		return nil, nil, nil, usagef("%w", err)
 	}
 	if b.location.Provider == "file" && !create {
 		if _, err := os.Stat(b.location.Bucket); err != nil {
@@ -170,7 +181,7 @@ func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.S
 	c := &cluster{id: options.ClusterID, bucket: bucket, sealed: s.provider == config.ObjectStorage, ring: ring}
 	settings := config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project}
 	if c.secrets, err = secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring,
-		Rand: a.Rand}); err != nil {
+		Rand: a.Rand, Access: open.Access(s.location)}); err != nil {
 		return nil, usagef("--secrets-provider: %w", err)
 	}
 	options.Secrets = c.secrets
@@ -202,7 +213,7 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 		}
 		from.OldEncryptionKeys = append(from.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
 	}
-	ring, err := keyring.Load(ctx, from, keysources.Sources(cloud.Access{}))
+	ring, err := keyring.Load(ctx, from, keysources.Sources(open.Access(s.location)))
 	if err != nil {
 		return keyring.Ring{},
 			withHint(err,

@@ -69,12 +69,13 @@ Like "doctor", "support" tests the bucket: it writes one object and deletes it a
 		"file to write, which must not exist (default nstance-support-CLUSTER-SHARD-TIME.tar.gz)")
 	cmd.Flags().StringVar(&o.shard, "shard", "",
 		"only this shard (default: every shard of the bucket and of --servers)")
+	keepFromSettings(cmd, "shard") // NSTANCE_ADMIN_SHARD does not make a bundle less useful
 	cmd.Flags().DurationVar(&o.since, "since", 24*time.Hour,
 		"only events that are not older than this, at most the newest 2000")
 	o.add(cmd)
 	o.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := a.checkSupport(o); err != nil {
+		if err := checkSupport(o); err != nil {
 			return err
 		}
 		return a.support(cmd.Context(), o)
@@ -82,21 +83,14 @@ Like "doctor", "support" tests the bucket: it writes one object and deletes it a
 	return cmd
 }
 
-// checkSupport refuses wrong command lines. If the flags name no servers or no identity, it takes them from the
-// environment or the saved context.
-func (a *app) checkSupport(o *supportOptions) error {
-	saved, err := a.currentContext()
-	if err != nil {
-		return err
-	}
-	o.servers = cmp.Or(o.servers, a.Getenv(envServers), saved.Servers)
-	o.identityDir = cmp.Or(o.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
+// checkSupport refuses wrong command lines.
+func checkSupport(o *supportOptions) error {
 	if _, err := endpoints.Parse(o.servers); err != nil {
 		return usagef("server %w", err)
 	}
 	switch {
 	case o.location.Bucket == "":
-		return usagef("--storage-bucket is missing")
+		return errNoBucket
 	case o.scope.shard != "" && ident.ValidateName(o.scope.shard) != nil:
 		return usagef("--shard: %w", ident.ValidateName(o.scope.shard))
 	case o.cluster != "" && ident.ValidateClusterName(o.cluster) != nil:

@@ -207,8 +207,10 @@ func (s settings) place(stack *local.Stack) string {
 // writeEnv writes temp/env, a shell script with the settings that nstance-admin needs to reach the cluster.
 func writeEnv(stack *local.Stack, identity string) error {
 	text := fmt.Sprintf("# For nstance-admin, with the cluster of nstance-dev: . temp/env\n"+
-		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+
+		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s "+
+		"NSTANCE_ADMIN_STORAGE_BUCKET=%s NSTANCE_ADMIN_CLUSTER_ID=%s\n"+
 		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
+		local.Bucket, local.Cluster,
 		quote(stack.Bin))
 	return os.WriteFile(filepath.Join(stack.Dir, "env"), []byte(text), 0o600)
 }
