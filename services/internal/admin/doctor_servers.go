@@ -165,6 +165,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 				continue
 			}
 			server, version, _ = strings.Cut(strings.TrimPrefix(e.Message, "server "), ", version ")
+			version, _, _ = strings.Cut(version, ";")
 			if versions[server] == "" {
 				versions[server] = version
 				servers = append(servers, server+" "+version)

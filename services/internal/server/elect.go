@@ -36,7 +36,9 @@ func (s *server) elect(ctx context.Context) error {
 		if errors.Is(err, errSteppedDown) {
 			try = 0
 			s.log.Info("stepped down", "again_in", stepDownPause.String())
-			if s.env.Sleep(ctx, stepDownPause) != nil {
+			why := "this server stepped down, and stands for election again at " +
+				s.clockTime(s.env.Now().Add(stepDownPause))
+			if s.stay(why, func() error { return s.env.Sleep(ctx, stepDownPause) }) != nil {
 				return nil
 			}
 			continue
@@ -47,7 +49,9 @@ func (s *server) elect(ctx context.Context) error {
 		wait := retryPause(try)
 		s.metrics.TermFailures.Inc()
 		s.log.Error("leadership given up", "error", err, "try", try, "again_in", wait.String())
-		if s.env.Sleep(ctx, wait) != nil {
+		why := fmt.Sprintf("this server gave up its leadership, and stands for election again at %s: %v",
+			s.clockTime(s.env.Now().Add(wait)), err)
+		if s.stay(why, func() error { return s.env.Sleep(ctx, wait) }) != nil {
 			return nil
 		}
 	}
@@ -88,7 +92,8 @@ func (s *server) stand(ctx context.Context) error {
 			HeirProbation: s.cfg.Heir.HeirProbation},
 		Links:       s.peers,
 		Disabled:    settings.Enabled != nil && !*settings.Enabled,
-		Clock:       lease.SystemClock(),
+		Clock:       s.clock,
+		Failing:     s.failing,
 		Marks:       s.inUse.Load().marks,
 		Machine:     evidence(s.machine.Provider),
 		HighestTerm: s.state.HighestTerm,
@@ -168,7 +173,7 @@ func (s *server) refreshForPeer() {
 }
 
 // serveLeader is for load balancers and people. It answers with status 200 on the leader and 503 on other servers. The
-// text of the answer has the leader's name and term.
+// text of the answer has the leader's name and term, or says why there is no leader.
 func (s *server) serveLeader(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
@@ -180,12 +185,14 @@ func (s *server) serveLeader(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprintf(w, " heir=%s", heir)
 		}
 		fmt.Fprintln(w)
-	case status == nil || status.Holder.Term == 0:
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintln(w, "no leader known")
 	default:
 		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintf(w, "follower leader=%s term=%d\n", status.Holder.LeaderID, status.Holder.Term)
+		v := s.standing()
+		if v.NoLeader == "" && v.Role == "standby" {
+			fmt.Fprintf(w, "follower leader=%s term=%d\n", v.Leader, v.Term)
+			return
+		}
+		fmt.Fprintln(w, v.says)
 	}
 }
 

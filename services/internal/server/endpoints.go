@@ -278,16 +278,26 @@ func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	return none, s.notLeader()
 }
 
-// notLeader returns the error of a standby: Unavailable, with the leader's addresses in the details.
+// notLeader returns the error of a server that does not lead: Unavailable, with the reason, and with the leader's
+// addresses in the details if a leader is known.
 func (s *server) notLeader() error {
 	detail := &nstancev1.NotLeader{Shard: s.opts.Shard}
-	message := "no server leads this shard yet"
+	v := s.standing()
+	message := "this server does not lead"
+	switch {
+	case v.Role == "leader":
+		message += " yet: it becomes the leader"
+	case v.NoLeader != "":
+		message += ": " + v.NoLeader
+	default:
+		message += ": " + v.Leader + " does"
+	}
+	// Name the holder of the lock even if it may be gone, because it may be reachable from the client.
 	if st := s.status.Load(); st != nil && st.Holder.Term > 0 && !st.Holder.Released &&
 		st.Holder.Incarnation != s.incarnation && st.Role != election.Leader {
 		at := st.Holder.Addresses
 		detail.LeaderId, detail.RegistrationAddr, detail.OperatorAddr, detail.AgentAddr = st.Holder.LeaderID,
 			at.Registration, at.Operator, at.Agent
-		message = "this server does not lead the shard, " + st.Holder.LeaderID + " does"
 	}
 	return notleader.Error(message, detail)
 }

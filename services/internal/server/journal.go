@@ -20,9 +20,13 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,
 		Log: s.log, Stored: s.recordStored(s.manager.Shard().Cluster.ID)})
 	s.env.Go("journal", func() { _ = j.Run(ctx) }) // it returns nil
-	j.Record(record.Event{Kind: record.EventLeaderStarted, Actor: "leader",
-		Message: fmt.Sprintf("server %s, version %s",
-			s.opts.ID, s.cfg.Version)})
+	message := fmt.Sprintf("server %s, version %s", s.opts.ID, s.cfg.Version)
+	if o := s.bucket.ended(); !o.since.IsZero() {
+		// The earlier leader could not write this to the bucket.
+		message += fmt.Sprintf("; it could not %s from %s to %s: %s", o.what, s.clockTime(o.since),
+			s.clockTime(o.until), o.cause)
+	}
+	j.Record(record.Event{Kind: record.EventLeaderStarted, Actor: "leader", Message: message})
 	return j
 }
 

@@ -36,7 +36,10 @@ func (s *server) openBucket(ctx context.Context) error {
 	at.Provider = cmp.Or(at.Provider, "custom") // Config.Bucket needs no location
 	s.here = clusterstate.BucketAt(at)
 	s.store = objstore.WithObserver(objstore.WithTimeouts(store, s.bucketTimeouts),
-		func(op string, took time.Duration, err error) { s.metrics.ObserveStorage(op, storageResult(err), took) })
+		func(op string, took time.Duration, err error) {
+			s.metrics.ObserveStorage(op, storageResult(err), took)
+			s.bucket.observe(op, took, err, s.env.Now())
+		})
 	s.documents = objstore.WithLimit(s.store, maxBucketRequests)
 	s.state = clusterstate.New(clusterstate.Options{Cluster: s.documents, Shard: s.documents, ShardID: s.opts.Shard})
 	s.manager = shardconfig.New(s.state, s.opts.Shard, s.log)
@@ -199,15 +202,17 @@ func (s *server) awaitHome(ctx context.Context) error {
 		if errors.As(err, &other) {
 			s.metrics.NotHome.Set(1)
 		}
-		s.endpoints.mu.Lock()
-		s.endpoints.notHome = true
-		s.probe.NotReady(err.Error())
-		s.endpoints.mu.Unlock()
+		if other != nil || !s.probe.IsReady() { // a ready server stays ready while the bucket does not answer
+			s.endpoints.mu.Lock()
+			s.endpoints.notHome = true
+			s.probe.NotReady(err.Error())
+			s.endpoints.mu.Unlock()
+		}
 		if now := s.env.Now(); logged.IsZero() || now.Sub(logged) >= homeLogEvery {
 			logged = now
 			s.log.Error("not standing for election", "error", err)
 		}
-		if err := s.env.Sleep(ctx, retryPause(try)); err != nil {
+		if err := s.stay(err.Error(), func() error { return s.env.Sleep(ctx, retryPause(try)) }); err != nil {
 			return err
 		}
 	}

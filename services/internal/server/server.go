@@ -110,6 +110,12 @@ type server struct {
 	// single CA. During a rotation, `ca.crt` contains more than one.
 	followedCA atomic.Value
 	restart    context.CancelCauseFunc
+
+	// bucket knows whether the bucket answers.
+	bucket bucketWatch
+	// idle says why this server takes no part in the election. It is nil while it does.
+	idle  atomic.Pointer[string]
+	clock lease.Clock // of the election
 }
 
 // Run serves until ctx ends or an error stops the server. It returns that error. Run has already logged it, unless it
@@ -149,7 +155,9 @@ func newServer(cfg Config) *server {
 	env, wait := tasks.Real()
 	s := &server{cfg: cfg, opts: cfg.Options, log: cfg.Log, env: env, wait: wait,
 		metrics:     metrics.NewServer(cfg.Version, cfg.Options.Shard),
-		incarnation: hex.EncodeToString(incarnation)}
+		incarnation: hex.EncodeToString(incarnation), clock: lease.SystemClock()}
+	s.probe.Says = func() string { return s.standing().says }
+	s.probe.Details = func() any { return s.standing() }
 	for _, class := range infra.Classes() {
 		s.metrics.CreateFailures.WithLabelValues(string(class))
 	}

@@ -211,7 +211,10 @@ func TestLeadsAndCreates(t *testing.T) {
 	r.configure(nil)
 	p := r.start(testKey)
 	p.await("two VMs", func() bool { return r.running() == 2 })
-	p.await("200 ok", func() bool { code, body := p.get(r.ports[0]); return code == 200 && body == "ok\n" })
+	p.await("200 ok", func() bool {
+		code, body := p.get(r.ports[0])
+		return code == 200 && body == "ok: leads in term 1\n"
+	})
 	if err := p.end(); err != nil {
 		t.Fatal(err)
 	}

@@ -99,15 +99,14 @@ func explainError(shard string, err error, now time.Time) *Error {
 		return e
 	}
 	if notLeader := notleader.FromError(err); notLeader != nil {
-		leader := notLeader.GetOperatorAddr()
-		e.Message = fmt.Sprintf("%s is not the leader", addr)
-		if leader == "" {
-			e.Hint = "the shard has no leader at the moment; try again in a few seconds, or find out why: " +
-				doctor(shard)
+		e.Message = addr + " " + strings.TrimPrefix(e.Message, "this server ")
+		e.Hint = "leadership is moving; try again in a few seconds"
+		if leader := notLeader.GetOperatorAddr(); leader != "" {
+			e.Message += ", at " + leader
 		} else {
-			e.Message += fmt.Sprintf(", %s at %s is", notLeader.GetLeaderId(), leader)
-			e.Hint = "leadership is moving; try again in a few seconds"
+			e.Hint = "the shard has no leader at the moment; find out more with: " + doctor(shard)
 		}
+		e.Message += others(failed)
 		return e
 	}
 	var handshake *operatorclient.HandshakeError
@@ -131,9 +130,27 @@ func explainError(shard string, err error, now time.Time) *Error {
 			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)? " +
 				doctor(shard) + " checks the shard without a leader"
 		}
-		e.Message = fmt.Sprintf("%s: %s", addr, noise.Replace(e.Message))
+		e.Message = fmt.Sprintf("%s: %s", addr, noise.Replace(e.Message)) + others(failed)
 	}
 	return e
+}
+
+// others says in words why the other servers that were tried did not answer as the leader.
+func others(failed *operatorclient.Error) (text string) {
+	if failed == nil {
+		return ""
+	}
+	for _, one := range failed.Tried {
+		message := status.Convert(one.Err).Message()
+		switch {
+		case one.Addr == failed.Addr:
+		case notleader.FromError(one.Err) != nil:
+			text += "; " + one.Addr + " " + strings.TrimPrefix(message, "this server ")
+		default:
+			text += "; " + one.Addr + ": " + noise.Replace(message)
+		}
+	}
+	return text
 }
 
 // noise deletes from an error the text that gRPC puts before the cause of a lost connection.

@@ -90,7 +90,7 @@ func TestFollowsLeader(t *testing.T) {
 	})
 	failed := fleet.Failed(groupsOf(t, f))
 	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message,
-		"is not the leader") {
+		"does not lead") {
 		t.Error(failed)
 	}
 	// The shard has no leader.

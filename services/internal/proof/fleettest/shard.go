@@ -72,7 +72,11 @@ func (s *Shard) Do(f func()) {
 
 // NotLeader returns the error of a standby.
 func NotLeader(shard, leader, addr string) error {
-	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
+	message := "this server does not lead"
+	if leader != "" {
+		message += ": " + leader + " does"
+	}
+	return notleader.Error(message, &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
 // enter records a call of the API. No other call can start until the returned function is called.

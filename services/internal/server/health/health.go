@@ -1,14 +1,19 @@
 // Package health serves a daemon's health endpoint. It answers 503 with the reason until the daemon is ready, then 200.
 // The same endpoint serves the daemon's metrics.
+//
+// Invariant: the status is 503 only while a new process or machine could help. So an outage of something that all
+// servers need never makes a load balancer or a scaling group replace them.
 package health
 
 import (
 	"container/list"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +21,11 @@ import (
 
 // Probe holds the answer of the endpoint. The zero value is not ready. It is safe for concurrent use.
 type Probe struct {
+	// Says, if set, describes a ready daemon in words, such as "ok". Set it before the endpoint is served.
+	Says func() string
+	// Details, if set, adds members to the answer in JSON. Set it before the endpoint is served.
+	Details func() any
+
 	reason atomic.Pointer[string]
 	ready  atomic.Bool
 }
@@ -32,20 +42,48 @@ func (p *Probe) Ready() { p.ready.Store(true) }
 // IsReady reports whether the daemon is ready.
 func (p *Probe) IsReady() bool { return p.ready.Load() }
 
-// ServeHTTP answers 200 with "ok" when the daemon is ready, otherwise 503 with the reason.
-func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+// text returns what the endpoint says, and whether the daemon is ready.
+func (p *Probe) text() (says string, ready bool) {
+	switch r := p.reason.Load(); {
+	case p.ready.Load() && p.Says != nil:
+		return p.Says(), true
+	case p.ready.Load():
+		return "ok", true
+	case r != nil:
+		return *r, false
+	}
+	return "starting", false
+}
+
+// answer is the answer of the endpoint in JSON.
+type answer struct {
+	Ready   bool   `json:"ready"`
+	Says    string `json:"says"`
+	Details any    `json:"details,omitempty"`
+}
+
+// ServeHTTP answers 200 when the daemon is ready, otherwise 503, with a text that says why. A client that accepts
+// application/json gets the answer as JSON.
+func (p *Probe) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	says, ready := p.text()
+	status := http.StatusOK
+	if !ready {
+		status = http.StatusServiceUnavailable
+	}
 	w.Header().Set("Cache-Control", "no-store")
-	if p.ready.Load() {
-		fmt.Fprintln(w, "ok")
+	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		a := answer{Ready: ready, Says: says}
+		if p.Details != nil {
+			a.Details = p.Details()
+		}
+		_ = json.NewEncoder(w).Encode(a) // the client is gone
 		return
 	}
-	reason := "starting"
-	if r := p.reason.Load(); r != nil {
-		reason = *r
-	}
-	w.WriteHeader(http.StatusServiceUnavailable)
-	fmt.Fprintln(w, reason)
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	fmt.Fprintln(w, says)
 }
 
 // maxVisitors is the maximum number of open connections of all clients together: probes, scrapers and people. A

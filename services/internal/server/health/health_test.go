@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -47,11 +48,31 @@ func TestServe(t *testing.T) {
 	expect("/metrics", 200, "numbers")
 	probe.Ready()
 	expect("/health", 200, "ok")
+	probe.Says = func() string { return "no leader" }
+	expect("/health", 200, "no leader")
 	if status, _ := get("/other"); status != 404 {
 		t.Errorf("/other answered %d", status)
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	probe := Probe{Details: func() any { return map[string]int{"term": 7} }}
+	for _, ready := range []bool{false, true} {
+		code, want := 503, `{"ready":false,"says":"starting","details":{"term":7}}`
+		if ready {
+			probe.Ready()
+			code, want = 200, `{"ready":true,"says":"ok","details":{"term":7}}`
+		}
+		req := httptest.NewRequest(http.MethodGet, "/health", http.NoBody)
+		req.Header.Set("Accept", "application/json")
+		w := httptest.NewRecorder()
+		probe.ServeHTTP(w, req)
+		if got := strings.TrimSpace(w.Body.String()); w.Code != code || got != want {
+			t.Errorf("got %d %s, want %d %s", w.Code, got, code, want)
+		}
 	}
 }

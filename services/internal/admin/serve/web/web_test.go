@@ -227,7 +227,7 @@ func TestShardWithoutAnswer(t *testing.T) {
 	if !strings.Contains(text, "the shard has no leader at the moment") || !strings.Contains(text, "server-1") {
 		t.Error(text)
 	}
-	if text := s.text(t, "/ui/shards/a/groups/workers", 503); !strings.Contains(text, "is not the leader") {
+	if text := s.text(t, "/ui/shards/a/groups/workers", 503); !strings.Contains(text, "does not lead") {
 		t.Error(text)
 	}
 }

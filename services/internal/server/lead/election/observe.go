@@ -127,6 +127,40 @@ func (e *Elector) takeoverTime() Instant {
 	return Never
 }
 
+// Wait describes what a standby waits for. It is zero while the lock's holder leads, as far as the standby knows.
+type Wait struct {
+	// Late means that the holder has not renewed the lock in time, or that there is no lock any more.
+	Late bool
+	// Unusable means that the lock cannot be decoded, or is an earlier version that was written back.
+	Unusable bool
+	// LeaseEnds is when the holder's lease ends at the latest. Takeover is when this process may write the lock. Both
+	// are zero if they are not known.
+	LeaseEnds, Takeover Instant
+}
+
+// Waits returns what this process waits for, if it stands by.
+func (e Elector) Waits(now Instant) (w Wait) {
+	if e.role != Standby {
+		return w
+	}
+	lock := e.seen.lock
+	switch e.seen.presence {
+	case unreadable:
+		w.Unusable = true
+	case absent:
+		if e.highestTerm > 0 {
+			w.Late, w.Takeover = true, e.takeoverTime()
+		}
+	case present:
+		renew := lock.Renew()
+		if lock.Released || now < e.promise.until || !e.linkToHolderBroken() && now < e.seen.since.Add(renew+renew/5) {
+			return w
+		}
+		w.Late, w.LeaseEnds, w.Takeover = true, e.seen.since.Add(lock.Lease()), e.takeoverTime()
+	}
+	return w
+}
+
 // nextReadTime returns when a standby reads the lock again. The first read comes just before the next renewal is due.
 // Frequent reads follow, so that the standby sees the renewal soon after it was written. The sooner it sees a renewal,
 // the sooner its takeover wait begins. While a renewal is overdue, the reads become rarer.

@@ -56,7 +56,10 @@ type Config struct {
 	// Watch, if not nil, is called with each new Status. It must not block, and must not call an Authority, because Run
 	// waits for Watch.
 	Watch func(Status)
-	Log   *slog.Logger
+	// Failing, if not nil, says in words that requests to the store fail, or returns "". It is part of the reason for
+	// the end of a leadership.
+	Failing func() string
+	Log     *slog.Logger
 }
 
 // Status is what a server reports about its election.
@@ -66,6 +69,8 @@ type Status struct {
 	Term uint64
 	// Holder is the lock as this server last read it. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
 	Holder record.Lock
+	// Wait is what this server waits for while it stands by. Its instants are readings of Config.Clock.
+	Wait election.Wait
 }
 
 // Run takes part in the election, and runs Lead while this process leads. It ends when ctx ends, or because of the
@@ -214,7 +219,7 @@ func (r *runner) step(in election.Input) {
 		r.heir = heir
 		r.cfg.Log.Info("heir", "term", term, "heir", heir.ID)
 	}
-	r.publishStatus(term)
+	r.publishStatus(now, term)
 	r.followHolder()
 	r.reportLatency()
 
@@ -259,8 +264,8 @@ func (r *runner) mergeMarks(in election.Input) {
 }
 
 // publishStatus calls Watch if the status has changed.
-func (r *runner) publishStatus(term uint64) {
-	s := Status{Role: r.elector.Role(), Term: term}
+func (r *runner) publishStatus(now election.Instant, term uint64) {
+	s := Status{Role: r.elector.Role(), Term: term, Wait: r.elector.Waits(now)}
 	s.Holder, _ = r.elector.Holder()
 	if r.cfg.Watch != nil && s != r.status {
 		r.status = s
@@ -314,12 +319,18 @@ func (r *runner) perform(action election.Action) {
 		go func() { r.returned <- r.cfg.Lead(ctx, authority) }()
 	case election.LostLeadership:
 		slowest, _ := r.elector.Latency()
-		r.cfg.Log.Info("lost leadership", "term", a.Term, "reason", string(a.Reason), "slowest_request",
+		reason := string(a.Reason)
+		if r.cfg.Failing != nil {
+			if failing := r.cfg.Failing(); failing != "" {
+				reason += ": " + failing
+			}
+		}
+		r.cfg.Log.Info("lost leadership", "term", a.Term, "reason", reason, "slowest_request",
 			slowest.Round(time.Millisecond).String())
 		if a.Reason == election.ReasonExpired || a.Reason == election.ReasonPromise {
 			r.endAttempt()
 		}
-		r.endAuthority(fmt.Errorf("%w: %s", ErrLost, a.Reason))
+		r.endAuthority(fmt.Errorf("%w: %s", ErrLost, reason))
 	case election.Confirmed:
 		for len(r.waiting) > 0 && r.waiting[0].seq <= a.Seq {
 			close(r.waiting[0].done)

@@ -1,0 +1,202 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// bucketOutage is a time in which no request to the bucket succeeded.
+type bucketOutage struct {
+	// what is what the server could not do: "read the bucket" or "write to the bucket".
+	what         string
+	since, until time.Time
+	cause        string
+}
+
+// shortestOutage is how long an outage lasts at least to be part of the journal.
+const shortestOutage = 5 * time.Second
+
+// bucketWatch knows whether the bucket answers this server. The zero value knows of no request. It is safe for
+// concurrent use.
+type bucketWatch struct {
+	mu            sync.Mutex
+	reads, writes bucketOutage // in progress, if since is set
+	last          bucketOutage // the last one that has ended and is not in the journal
+}
+
+// observe records the result of a request, which has ended just now.
+func (b *bucketWatch) observe(op string, took time.Duration, err error, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	current, what := &b.reads, "read the bucket"
+	if op == "put" || op == "delete" {
+		current, what = &b.writes, "write to the bucket"
+	}
+	switch {
+	case errors.Is(err, context.Canceled): // by this server
+	case storageResult(err) != "error":
+		if !current.since.IsZero() && now.Sub(current.since) >= shortestOutage {
+			b.last = *current
+			b.last.until = now
+		}
+		*current = bucketOutage{}
+	default:
+		if current.since.IsZero() {
+			current.since = now.Add(-took)
+		}
+		current.what, current.cause = what, objstore.Cause(err)
+	}
+}
+
+// present returns the outage in progress. Its since is zero if there is none.
+func (b *bucketWatch) present() bucketOutage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reads.since.IsZero() || !b.writes.since.IsZero() && b.writes.since.Before(b.reads.since) {
+		return b.writes
+	}
+	return b.reads
+}
+
+// ended returns the last outage that has ended. The next call does not return it again.
+func (b *bucketWatch) ended() bucketOutage {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := b.last
+	b.last = bucketOutage{}
+	return last
+}
+
+// failing says in words that the bucket does not answer, or returns "".
+func (s *server) failing() string {
+	o := s.bucket.present()
+	if o.since.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("cannot %s since %s: %s", o.what, s.clockTime(o.since), o.cause)
+}
+
+// clockTime returns a time for people, in UTC: without the date if it is less than a day away.
+func (s *server) clockTime(t time.Time) string {
+	t = t.UTC().Round(time.Second)
+	if s.env.Now().Sub(t).Abs() > 24*time.Hour {
+		return t.Format("2006-01-02 15:04:05")
+	}
+	return t.Format(time.TimeOnly)
+}
+
+// standing is how this server stands in the election.
+type standing struct {
+	Role string `json:"role"` // leader, standby or stopping
+	// Leader is the holder of the lock, and Term its term, as far as this server knows.
+	Leader string `json:"leader,omitempty"`
+	Term   uint64 `json:"term,omitempty"`
+	Heir   string `json:"heir,omitempty"`
+	// NoLeader says why the shard has no leader, as far as this server knows. It is empty if there is one.
+	NoLeader string `json:"no_leader,omitempty"`
+	// Bucket says since when requests to the bucket fail, and why.
+	Bucket      string     `json:"bucket,omitempty"`
+	BucketSince *time.Time `json:"bucket_since,omitempty"`
+	// TakeoverFrom is when this server may take over, by its clock.
+	TakeoverFrom *time.Time `json:"takeover_from,omitempty"`
+
+	says string
+}
+
+// standing describes how this server stands in the election, for people and their programs. Nothing decides by it.
+func (s *server) standing() (v standing) {
+	o := s.bucket.present()
+	if !o.since.IsZero() {
+		since := o.since.UTC()
+		v.Bucket, v.BucketSince = s.failing(), &since
+	}
+	status := s.status.Load()
+	if status == nil {
+		status = &lease.Status{}
+	}
+	holder := status.Holder
+	v.Role, v.Leader, v.Term, v.Heir = "standby", holder.LeaderID, holder.Term, holder.Heir.ID
+	switch status.Role {
+	case election.Leader:
+		v.Role, v.Leader, v.Term = "leader", s.opts.ID, status.Term
+		v.says = s.leaderSays(v)
+		return v
+	case election.Stopping, election.Releasing:
+		v.Role = "stopping"
+	}
+	v.NoLeader = s.noLeader(status, &v)
+	switch {
+	case v.NoLeader != "":
+		v.says = "no leader is known: " + v.NoLeader
+		if v.Leader != "" && v.Bucket != "" {
+			v.says += fmt.Sprintf("; %s led last, in term %d", v.Leader, v.Term)
+		}
+	default:
+		v.says = fmt.Sprintf("ok: %s leads in term %d", v.Leader, v.Term)
+	}
+	return v
+}
+
+// leaderSays describes the leader.
+func (s *server) leaderSays(v standing) string {
+	l := s.leading.Load()
+	switch {
+	case v.Bucket != "" && l != nil:
+		return fmt.Sprintf("leads in term %d, but %s; if that does not end, it leads until %s", v.Term, v.Bucket,
+			s.clockTime(s.env.Now().Add(l.authority.Remaining())))
+	case v.Bucket != "":
+		return fmt.Sprintf("becomes the leader of term %d, but %s", v.Term, v.Bucket)
+	case l == nil:
+		return fmt.Sprintf("ok: becomes the leader of term %d", v.Term)
+	}
+	return fmt.Sprintf("ok: leads in term %d", v.Term)
+}
+
+// noLeader says why a server that does not lead knows no leader, or returns "".
+func (s *server) noLeader(status *lease.Status, v *standing) string {
+	holder, wait := status.Holder, status.Wait
+	takeover := ""
+	if now := s.clock.Now(); wait.Takeover > 0 && wait.Takeover != election.Never {
+		at := s.env.Now().Add(wait.Takeover.Sub(now)).UTC().Round(time.Second)
+		v.TakeoverFrom = &at
+		takeover = "; a takeover is possible from " + s.clockTime(at)
+	}
+	idle := s.idle.Load()
+	switch {
+	case v.Bucket != "":
+		v.TakeoverFrom = nil
+		return v.Bucket
+	case idle != nil:
+		return *idle
+	case status.Role != election.Standby:
+		return "the leadership of this server ends"
+	case wait.Unusable:
+		return "the lock in the bucket cannot be used: this server's log says why"
+	case holder.Term == 0 && wait.Late:
+		return "the lock was deleted" + takeover
+	case holder.Term == 0:
+		return "the lock was not read yet, or no server has led the shard"
+	case holder.Released:
+		return holder.LeaderID + " has released the lock"
+	case holder.Incarnation == s.incarnation:
+		return "the leadership of this server has ended"
+	case wait.Late:
+		return fmt.Sprintf("%s has not renewed its lock, and its lease ends at %s", holder.LeaderID,
+			s.clockTime(s.env.Now().Add(wait.LeaseEnds.Sub(s.clock.Now())))) + takeover
+	}
+	return ""
+}
+
+// stay makes known why this server takes no part in the election, while the function `do` runs.
+func (s *server) stay(why string, do func() error) error {
+	s.idle.Store(&why)
+	defer s.idle.Store(nil)
+	return do()
+}
