@@ -73,7 +73,7 @@ step_acceptance() {
 # programs speak the same protocol, so only tofu runs the tests of mistakes in configurations.
 step_terraform() {
 	if terraform=$(command -v terraform); then
-		tests='ClusterFile|ClusterData|SecretFile|LifecycleFile|ShardStatus|Group|Operator|Identity|Nonce|ServersReady|Userdata'
+		tests='ClusterFile|ClusterData|SecretFile|LifecycleFile|ShardStatus|Group|Operator|Identity|Nonce|ServersReady|Userdata|AdminContext'
 		tests="$tests|ConfigMerge|ConfigValidate|JSONCDecode|InstanceIDParse|GroupHash"
 		tests="$tests|UnknownAtPlan|Misspelt|PlanOfManyGroups|OlderState|UpgradeFromVersion0|NothingSecretInFiles|ExampleLocal"
 		acceptance "$terraform" registry.terraform.io "($tests)\$"

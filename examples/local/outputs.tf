@@ -22,3 +22,13 @@ output "config_etag" {
   description = "Version of the shard's configuration. The leader's lock names the applied version."
   value       = nstance_shard.this.etag
 }
+
+data "nstance_admin_context" "this" {
+  name    = var.cluster
+  servers = { (var.shard) = join(",", [for n in range(var.servers) : "127.0.0.1:${var.first_port + 3 + 10 * n}"]) }
+}
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = data.nstance_admin_context.this.json
+}

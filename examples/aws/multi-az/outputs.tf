@@ -32,3 +32,16 @@ output "operator_values" {
   description = "Values for nstance-operator: `helm_values` is a file of Helm values, and `config_map` is a manifest with these values for Flux."
   value       = module.operator.operator_values
 }
+
+data "nstance_admin_context" "this" {
+  name           = module.cluster.cluster.id
+  servers        = { for shard in module.shard : shard.shard.id => shard.shard.operator_addr }
+  storage        = module.cluster.storage
+  secrets        = module.cluster.secrets
+  encryption_key = module.cluster.encryption_key
+}
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = data.nstance_admin_context.this.json
+}

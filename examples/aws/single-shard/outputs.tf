@@ -27,3 +27,8 @@ output "operator_values" {
   description = "Values for nstance-operator: `helm_values` is a file of Helm values, and `config_map` is a manifest with these values for Flux."
   value       = module.operator.operator_values
 }
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = module.shard.admin_context
+}

@@ -27,3 +27,16 @@ output "ca_certificate_pem" {
   description = "The CA's certificate, with which operators verify the servers. Null if the servers make the CA."
   value       = module.cluster.ca_certificate_pem
 }
+
+data "nstance_admin_context" "this" {
+  name           = module.cluster.cluster.id
+  servers        = { for shard in module.shard : shard.shard.id => shard.shard.operator_addr }
+  storage        = module.cluster.storage
+  secrets        = module.cluster.secrets
+  encryption_key = module.cluster.encryption_key
+}
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = data.nstance_admin_context.this.json
+}

@@ -7,3 +7,8 @@ output "server_userdata" {
   description = "The boot script of the servers."
   value       = module.shard.server_userdata
 }
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = module.shard.admin_context
+}

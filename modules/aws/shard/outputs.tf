@@ -25,3 +25,16 @@ output "group_hashes" {
   description = "Hashes of the static groups, by `tenant/name`. A change of `infra` replaces the group's VMs. A change of `runtime` pushes files to them."
   value       = nstance_shard.this.group_hashes
 }
+
+data "nstance_admin_context" "this" {
+  name           = var.cluster.id
+  servers        = { (var.shard) = "${local.leader_host}:${local.ports.operator}" }
+  storage        = { provider = "s3", bucket = var.cluster.bucket, prefix = var.cluster.prefix, region = var.cluster.region }
+  secrets        = var.cluster.secrets
+  encryption_key = var.cluster.encryption_key
+}
+
+output "admin_context" {
+  description = "A context for nstance-admin with this shard, for `nstance-admin context import`. It has no secrets. For a context with several shards, use the data source `nstance_admin_context`."
+  value       = data.nstance_admin_context.this.json
+}

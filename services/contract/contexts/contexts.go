@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +99,9 @@ func didYouMean(name string, names []string) string {
 	return ""
 }
 
+// namePattern matches the name of a context. A name may also be the name of a file.
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+
 // Context holds the values of settings by their fields.
 type Context map[string]string
 
@@ -123,8 +127,9 @@ func Parse(text []byte) (File, error) {
 		case "contexts":
 			for context, value := range members(p.object(name, value)) {
 				path := name + "." + context
-				if err := ident.ValidateName(context); err != nil {
-					p.add(path, "%w", err)
+				if !namePattern.MatchString(context) {
+					p.add(path, "a name has letters, digits, dots, dashes and underscores, at most 128, and begins "+
+						"with a letter or digit")
 				}
 				file.Contexts[context] = p.context(path, p.object(path, value))
 			}

@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 		"current: a":            `current: there is no context "a"`,
 		"contexts: [a]":         "contexts: want an object",
 		"contexts: {a: b}":      "contexts.a: want an object",
-		"contexts: {A_: {}}":    "contexts.A_: name",
+		"contexts: {../a: {}}":  "contexts.../a: a name has",
 		"contexts: {a: {b: 1}}": "contexts.a.b: there is no such field",
 		"contexts: {a: {storage_buckt: b}}": "contexts.a.storage_buckt: there is no such field; " +
 			`did you mean "storage_bucket"?`,

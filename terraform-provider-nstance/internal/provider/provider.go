@@ -19,12 +19,14 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/datasource/admincontext"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/datasource/clusterinfo"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/datasource/shardstatus"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/datasource/userdata"
@@ -66,7 +68,7 @@ func (p *Provider) Resources(context.Context) []func() resource.Resource {
 
 // DataSources implements provider.Provider.
 func (p *Provider) DataSources(context.Context) []func() datasource.DataSource {
-	return []func() datasource.DataSource{clusterinfo.New, shardstatus.New, userdata.New}
+	return []func() datasource.DataSource{admincontext.New, clusterinfo.New, shardstatus.New, userdata.New}
 }
 
 // EphemeralResources implements provider.ProviderWithEphemeralResources.
@@ -81,9 +83,9 @@ func (p *Provider) Functions(context.Context) []func() function.Function {
 
 // The provider reads these environment variables in place of attributes that the operator block does not set.
 // nstance-admin reads the same variables.
-const (
-	serversVariable  = "NSTANCE_ADMIN_SERVERS"
-	identityVariable = "NSTANCE_ADMIN_IDENTITY_DIR"
+var (
+	serversVariable  = contexts.Variable("servers")
+	identityVariable = contexts.Variable("identity-dir")
 )
 
 type (

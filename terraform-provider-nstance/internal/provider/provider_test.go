@@ -60,7 +60,7 @@ func TestEverythingIsDescribed(t *testing.T) {
 			described("function "+name+" "+p.Name, p.Description)
 		}
 	}
-	if len(answer.ResourceSchemas) != 6 || len(answer.DataSourceSchemas) != 3 ||
+	if len(answer.ResourceSchemas) != 6 || len(answer.DataSourceSchemas) != 4 ||
 		len(answer.EphemeralResourceSchemas) != 3 || len(answer.Functions) != 5 || count < 180 {
 		t.Errorf("%d resources, %d data sources, %d ephemeral resources, %d functions, %d texts",
 			len(answer.ResourceSchemas), len(answer.DataSourceSchemas),

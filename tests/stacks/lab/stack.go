@@ -209,7 +209,7 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 
 // Register runs the commands that register an operator, in the stack's directory. They are the nth block of shell
 // commands on a page of docs/start. Instead of tofu they run the CLI of the stack. This host is not in the shard's
-// network, so Register leaves out commands that call the leader. It returns the value of NSTANCE_ADMIN_SERVERS.
+// network, so Register leaves out commands that call the leader. It returns the setting `servers` of nstance-admin.
 func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
 	t.Helper()
 	programs, err := Build()
@@ -234,9 +234,9 @@ func (s *Stack) Register(t *testing.T, page string, n int, replacements ...strin
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands+
-		`test -s "$NSTANCE_ADMIN_IDENTITY_DIR/identity.crt" && echo "$NSTANCE_ADMIN_SERVERS" >"$HOME/servers"`)
+		`nstance-admin context show --output json >"$HOME/settings"`)
 	cmd.Dir = s.options.TerraformDir
-	cmd.Env = append(os.Environ(), "HOME="+home,
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=",
 		"PATH="+home+":"+filepath.Join(programs.dir, "bin")+":"+os.Getenv("PATH"))
 	for name, value := range s.options.EnvVars {
 		cmd.Env = append(cmd.Env, name+"="+value)
@@ -244,11 +244,24 @@ func (s *Stack) Register(t *testing.T, page string, n int, replacements ...strin
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %s: %v\n%s", page, commands, err, out)
 	}
-	servers, err := os.ReadFile(filepath.Join(home, "servers"))
+	text, err = os.ReadFile(filepath.Join(home, "settings"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSpace(string(servers))
+	var shown struct {
+		Settings []struct{ Setting, Value string }
+	}
+	if err := json.Unmarshal(text, &shown); err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string]string{}
+	for _, one := range shown.Settings {
+		settings[one.Setting] = one.Value
+	}
+	if _, err := os.Stat(filepath.Join(settings["identity-dir"], "identity.crt")); err != nil {
+		t.Fatal(err)
+	}
+	return settings["servers"]
 }
 
 // Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and

@@ -22,3 +22,16 @@ output "servers" {
   description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
   value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
 }
+
+data "nstance_admin_context" "this" {
+  name           = module.cluster.cluster.id
+  servers        = { for shard in module.shard : shard.shard.id => shard.shard.operator_addr }
+  storage        = module.cluster.storage
+  secrets        = module.cluster.secrets
+  encryption_key = module.cluster.encryption_key
+}
+
+output "admin_context" {
+  description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
+  value       = data.nstance_admin_context.this.json
+}

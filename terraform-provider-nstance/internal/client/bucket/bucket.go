@@ -77,6 +77,9 @@ type Connection struct {
 // New returns a connection. It performs no I/O.
 func New(settings Settings) *Connection { return &Connection{settings: settings} }
 
+// Settings returns the settings of the connection. The caller must not change them.
+func (c *Connection) Settings() Settings { return c.settings }
+
 // Of returns the connection from the data that Terraform gives to a resource. It returns nil while Terraform only
 // validates.
 func Of(data any) *Connection {

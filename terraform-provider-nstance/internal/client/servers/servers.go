@@ -11,6 +11,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -70,6 +71,18 @@ func Of(data any) *Connection {
 
 // Bucket returns the connection to the bucket.
 func (c *Connection) Bucket() *bucket.Connection { return c.bucket }
+
+// Addresses returns the addresses in the settings, as host:port,… by shard. ok is false if they are not known yet.
+func (c *Connection) Addresses() (addresses map[string]string, ok bool) {
+	if c == nil || c.settings.Unknown {
+		return nil, false
+	}
+	addresses = map[string]string{}
+	for shard, addrs := range c.settings.Addresses {
+		addresses[shard] = strings.Join(addrs, ",")
+	}
+	return addresses, true
+}
 
 // Known reports whether all settings that a call to the shard needs are known. If the shard's address is not set, these
 // include the settings of the bucket.
