@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm mutants bench fuzz chaos generate docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm mutants bench fuzz chaos generate pictures docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -82,6 +82,9 @@ bench: ## Run the benchmarks of the documentation
 
 generate: ## Regenerate all generated files
 	@scripts/generate.sh
+
+pictures: ## Renew the pictures of the documentation: the page's screenshots and the recording of `make demo` (needs Chromium)
+	@scripts/pictures.sh
 
 docs: ## Build the documentation as a static site with search into temp/site
 	@scripts/test.sh site

@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud/all"
 )
 
-// TestDocumentsLinkToFiles verifies that the targets of relative links in the documents exist.
+// TestDocumentsLinkToFiles verifies that the targets of relative links, and the pictures, in the documents exist.
 func TestDocumentsLinkToFiles(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#\s]+)(#[^)\s]*)?\)`)
+	link := regexp.MustCompile(`(?:\]\(|src="|srcset=")([^)#"\s]+)(#[^)\s]*)?[)"]`)
 	documents := 0
 	for path, text := range files(t, "..", ".md") {
 		documents++
@@ -224,4 +224,24 @@ func files(t *testing.T, root, suffix string) map[string]string {
 		t.Fatal(err)
 	}
 	return found
+}
+
+// TestPicturesAreSmall verifies that the pictures below docs/ are small, and that drawings refer to nothing else. A Git
+// host shows such a drawing in an <img>.
+func TestPicturesAreSmall(t *testing.T) {
+	found := 0
+	for _, suffix := range []string{".png", ".svg"} {
+		for path, content := range files(t, "../docs", suffix) {
+			found++
+			if len(content) > 200<<10 {
+				t.Errorf("%s has %d KiB, want at most 200", path, len(content)>>10)
+			}
+			if suffix == ".svg" && regexp.MustCompile(`<script|href=|url\(|@import`).MatchString(content) {
+				t.Errorf("%s refers to something else", path)
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("found %d pictures", found)
+	}
 }

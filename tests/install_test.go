@@ -59,3 +59,33 @@ func TestDocumentsNameReleasedFiles(t *testing.T) {
 		t.Errorf("found %d names", checked)
 	}
 }
+
+// TestChecklistNamesSettings verifies that the settings in docs/how-to/production-checklist.md are fields of the
+// configuration or variables of the modules for AWS. TestHowTo runs the page's commands.
+func TestChecklistNamesSettings(t *testing.T) {
+	page, err := os.ReadFile("../docs/how-to/production-checklist.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, err := os.ReadFile("../docs/reference/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := string(reference)
+	for _, module := range files(t, "../modules/aws", "README.md") {
+		known += module
+	}
+	checked := 0
+	for _, row := range submatches(`(?m)^\|[^|]*\|([^|]*)\|[^|]*\|$`, string(page)) {
+		for _, setting := range submatches("`([a-z_.*]+)`", row) {
+			name := setting[strings.LastIndex(setting, ".")+1:]
+			if !strings.Contains(known, "\n| `"+name+"` |") && !strings.Contains(known, "\n### `"+name+"`") {
+				t.Errorf("the page names the setting %s, which does not exist", setting)
+			}
+			checked++
+		}
+	}
+	if checked < 10 {
+		t.Errorf("found %d settings", checked)
+	}
+}
