@@ -315,9 +315,10 @@ func TestTranscripts(t *testing.T) {
 		}},
 		"instance-release":         {args: "instance release " + firstID + " --shard us-b --yes", b: preservedInstance},
 		"instance-release-healthy": {args: "instance release " + firstID + " --shard us-a --yes"},
-		"instance-release-ask":     {args: "instance release " + firstID + " --shard us-a --dry-run"},
-		"instance-release-bad":     {args: "instance release i-1 --shard us-a --yes"},
-		"instance-protect-off":     {args: "instance protect " + firstID + " --shard us-a --off"},
+		"instance-release-ask": {args: "instance release " + firstID + " --shard us-b --dry-run",
+			b: preservedInstance},
+		"instance-release-bad": {args: "instance release i-1 --shard us-a --yes"},
+		"instance-protect-off": {args: "instance protect " + firstID + " --shard us-a --off"},
 		"instance-drain": {args: "instance drain " + firstID + " --shard us-b --yes", b: func(s *fleettest.Shard) {
 			s.Drained = true
 		}},

@@ -412,7 +412,8 @@ it needs --yes in two cases. In the first, the change replaces or deletes instan
 second, the effects are unknown, because the bucket has only an invalid configuration, and
 no leader has applied a valid one.
 
-With --refresh the shard's leader applies the configuration immediately.`,
+With --refresh the shard's leader applies the configuration immediately. With --dry-run,
+the command also shows what the leader would do, if it knows the leader's address.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket --refresh --yes`,
 	}
@@ -452,6 +453,9 @@ With --refresh the shard's leader applies the configuration immediately.`,
 		}
 		c := compared{name: shard.Server.Shard, file: body, after: shard}
 		if done, err := a.push(cmd, &b, confirm, c, wantETag); err != nil || done {
+			if err == nil && confirm.dryRun {
+				err = a.explainConfig(cmd.Context(), s, c)
+			}
 			return err
 		}
 		if !refresh {
@@ -496,6 +500,40 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c 
 	return false, a.during("writing to "+b.location.Bucket, func() error {
 		return a.writePush(ctx, bucket, c, had)
 	})
+}
+
+// explainConfig shows what the shard's leader would do with a configuration. If no address of the shard is known, it
+// says so.
+func (a *app) explainConfig(ctx context.Context, s *scope, c compared) error {
+	f, err := a.fleet(s)
+	if err == nil {
+		defer f.Close()
+		s.shard = c.name
+		_, err = a.shards(s, f)
+	}
+	var usage *usageError
+	if errors.As(err, &usage) {
+		a.note("The leader was not asked what it would do: %v; %s.", usage.err, usage.hint)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var previews []fleet.Preview
+	_ = a.during("asking shard "+c.name, func() error {
+		previews = f.Explain(ctx, []string{c.name}, &nstancev1.ExplainChangeRequest{
+			Change: &nstancev1.ExplainChangeRequest_Configuration{Configuration: c.file}})
+		return nil
+	})
+	for _, line := range previewLines(previews) {
+		if err := a.line("%s", line); err != nil {
+			return err
+		}
+	}
+	if failed := fleet.Failed(previews); len(failed) > 0 {
+		return &shardsError{failed, len(previews)}
+	}
+	return nil
 }
 
 // checkPush reads the stored configuration into c and returns its token, which is its ETag. It rejects a push if

@@ -236,39 +236,16 @@ configuration again, use "group reset".`,
 	}
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		name := args[0]
-		if done, err := a.confirmGroupDelete(cmd, s, confirm, name); done || err != nil {
+		request := &nstancev1.DeleteGroupRequest{Group: args[0]}
+		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
 			return err
 		}
 		line := func(answer fleet.Answer[*nstancev1.DeleteGroupResponse]) string {
-			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
+			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, args[0])
 		}
-		return ask(cmd.Context(), a, s, *f, "deleting in", fleet.Client.DeleteGroup,
-			&nstancev1.DeleteGroupRequest{Group: name}, lines(line))
+		return ask(cmd.Context(), a, s, *f, "deleting in", fleet.Client.DeleteGroup, request, lines(line))
 	}
 	return cmd
-}
-
-// confirmGroupDelete asks for a confirmation of the deletion of a group. It fails as the deletion itself would.
-func (a *app) confirmGroupDelete(cmd *cobra.Command, s *scope, confirm *confirmation, name string) (bool, error) {
-	if confirm.yes && !confirm.dryRun {
-		return false, nil
-	}
-	f, shards, err := a.connect(s)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	previews := f.PreviewDelete(cmd.Context(), shards, name)
-	if failed := fleet.Failed(previews); len(failed) > 0 {
-		return true, &shardsError{failed, len(previews)}
-	}
-	var changes []string
-	for _, p := range previews {
-		changes = append(changes, fmt.Sprintf("%s: group %s is deleted with its %s", p.Shard, name,
-			count(p.Group.GetActualSize(), "instance")))
-	}
-	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
 }
 
 func (a *app) groupPauseCommand() *cobra.Command {
@@ -280,7 +257,7 @@ replaces lost and unhealthy instances, and the replacements get the new configur
 pause also holds under a new leader, until "group resume" ends it.`,
 		Example: "  nstance-admin group pause workers --shard us-west-2a",
 	}
-	return rollout(a, cmd, nil, new(patienceFlags), fleet.Client.PauseGroup,
+	return rollout(a, cmd, false, new(patienceFlags), fleet.Client.PauseGroup,
 		func(group string) *nstancev1.PauseGroupRequest { return &nstancev1.PauseGroupRequest{Group: group} })
 }
 
@@ -293,7 +270,7 @@ from zero. A group that has returned to its last good configuration gets its pre
 again.`,
 		Example: "  nstance-admin group resume workers --shard us-west-2a",
 	}
-	return rollout(a, cmd, nil, nil, fleet.Client.ResumeGroup,
+	return rollout(a, cmd, false, nil, fleet.Client.ResumeGroup,
 		func(group string) *nstancev1.ResumeGroupRequest { return &nstancev1.ResumeGroupRequest{Group: group} })
 }
 
@@ -307,31 +284,31 @@ and needs --yes elsewhere.`,
 		Example: `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`,
 	}
-	return rollout(a, cmd, new(confirmation), nil, fleet.Client.RollGroup,
+	return rollout(a, cmd, true, nil, fleet.Client.RollGroup,
 		func(group string) *nstancev1.RollGroupRequest { return &nstancev1.RollGroupRequest{Group: group} })
 }
 
-// rollout completes a command that pauses, resumes or starts the rollout of a group. It asks for a confirmation unless
-// confirm is nil, and has the flags to wait if patient is nil.
+// rollout completes a command that pauses, resumes or starts the rollout of a group. It asks for a confirmation if asks
+// is set, and has the flags to wait if patient is nil.
 func rollout[Q proto.Message, M interface {
 	proto.Message
 	GetGroup() *nstancev1.GroupStatus
-}](a *app, cmd *cobra.Command, confirm *confirmation, patient *patienceFlags,
+}](a *app, cmd *cobra.Command, asks bool, patient *patienceFlags,
 	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error),
 	request func(group string) Q) *cobra.Command {
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	if patient == nil {
 		patient = waitFlags(cmd)
 	}
-	if confirm != nil {
-		confirm = confirmFlags(cmd)
+	flags := dryRunFlag
+	if asks {
+		flags = confirmFlags
 	}
+	confirm := flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if confirm != nil {
-			what := "all instances of group " + args[0] + " of " + a.scopeText(s) + " are replaced"
-			if done, err := a.confirm(cmd, confirm, what); done || err != nil {
-				return err
-			}
+		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request(args[0])))
+		if done || err != nil {
+			return err
 		}
 		line := func(answer fleet.Answer[M]) string {
 			g, state := answer.Message.GetGroup(), "runs"
@@ -341,7 +318,7 @@ func rollout[Q proto.Message, M interface {
 			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %s outdated", answer.Shard, g.GetGroup(), state,
 				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
-		err := ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
+		err = ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
@@ -408,7 +385,17 @@ healthy.`,
 			}
 			scaling.Until = a.Now().Add(until)
 		}
-		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], scaling); done || err != nil {
+		preview := func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.Preview {
+			return f.ExplainScale(ctx, shards, args[0], scaling)
+		}
+		if !confirm.yes && !confirm.dryRun {
+			smaller, err := a.makesSmaller(cmd.Context(), s, args[0], scaling)
+			if err != nil {
+				return err
+			}
+			confirm.yes = !smaller
+		}
+		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
@@ -422,73 +409,6 @@ healthy.`,
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
-}
-
-// confirmScale asks for a confirmation if the change makes a group smaller. In a dry run, it only shows the change and
-// returns done = true.
-func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, output format, group string,
-	scaling fleet.Scaling) (done bool, err error) {
-	if confirm.yes && !confirm.dryRun {
-		return false, nil
-	}
-	f, shards, err := a.connect(s)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	previews := f.PreviewScale(cmd.Context(), shards, group, scaling, confirm.dryRun)
-	if confirm.dryRun {
-		return true, a.showScale(output, previews)
-	}
-	var changes []string
-	smaller := false
-	for _, p := range previews {
-		if p.Err != nil {
-			continue // the change itself reports it
-		}
-		smaller = smaller || p.Size < p.PreviousSize
-		changes = append(changes, fmt.Sprintf("%s: group %s: size %d → %d, %d there", p.Shard, group, p.PreviousSize,
-			p.Size, p.ActualSize))
-	}
-	if !smaller {
-		return false, nil
-	}
-	changes = append(changes, "instances beyond the size are drained and deleted")
-	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
-}
-
-// showScale shows what a change of a group's size would do, with the instances that the leaders would delete.
-func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
-	err := a.show(output, fleet.Answers[fleet.ScalePreview]{Shards: previews}, func(w io.Writer) error {
-		for _, p := range previews {
-			if p.Err != nil {
-				continue
-			}
-			fmt.Fprintf(w, "%s: group %s: size %d → %d, %d there\n", p.Shard, p.Group, p.PreviousSize, p.Size,
-				p.ActualSize)
-			if p.Size > p.ActualSize {
-				fmt.Fprintf(w, "%s: %s would be created\n", p.Shard, count(p.Size-p.ActualSize, "instance"))
-			}
-			if p.Plan.Of == nil {
-				if p.Size < p.ActualSize {
-					fmt.Fprintf(w, "%s: %s would be deleted; this leader does not say which\n", p.Shard,
-						count(p.ActualSize-p.Size, "instance"))
-				}
-				continue
-			}
-			for _, action := range p.Plan.Of.GetActions() {
-				if action.GetKind() == "mark_deleting" {
-					fmt.Fprintf(w, "%s: instance %s would be deleted: %s\n", p.Shard, action.GetInstanceId(),
-						printable(action.GetReason()))
-				}
-			}
-		}
-		return nil
-	})
-	if failed := fleet.Failed(previews); len(failed) > 0 {
-		err = errors.Join(err, &shardsError{failed, len(previews)})
-	}
-	return err
 }
 
 // askTotal asks the user whether a size is meant for all shards together or for each shard. If there is only one shard,
@@ -594,7 +514,7 @@ func (a *app) groupCreateCommand() *cobra.Command {
 	var template, size string
 	cmd.Flags().StringVar(&template, "template", "", "template of the shard's configuration; short for --set template=")
 	cmd.Flags().StringVar(&size, "size", "", "how many instances there should be; short for --set size=")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
+	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), dryRunFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for name, value := range map[string]string{"template": template, "size": size} {
 			if cmd.Flags().Changed(name) {
@@ -612,8 +532,11 @@ func (a *app) groupCreateCommand() *cobra.Command {
 			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Message.GetGroup().GetGroup(),
 				answer.Message.GetGroup().GetSize())
 		}
-		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
-			Group: args[0], Patch: patch.JSON(), MustCreate: true}, lines(line))
+		request := &nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustCreate: true}
+		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
+			return err
+		}
+		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.UpsertGroup, request, lines(line))
 	}
 	return cmd
 }
@@ -646,8 +569,8 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		if patch.Empty() {
 			return usageOf(cmd, errors.New("there is nothing to change: add --set, --unset or --file"))
 		}
-		what := "group " + args[0] + " of " + a.scopeText(s) + " gets " + patch.JSON()
-		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
+		request := &nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustExist: true, Pin: &pin}
+		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
 			return err
 		}
 		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
@@ -655,8 +578,7 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 			return fmt.Sprintf("%s: group %s is changed, %d of %s outdated", answer.Shard, g.GetGroup(),
 				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
-		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
-			Group: args[0], Patch: patch.JSON(), MustExist: true, Pin: &pin}, lines(line))
+		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, request, lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd

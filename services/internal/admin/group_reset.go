@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,11 +42,14 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 		if err != nil {
 			return usageOf(cmd, fmt.Errorf("--field: %w", err))
 		}
-		if done, err := a.confirmReset(cmd, s, *f, confirm, args[0], patch); done || err != nil {
+		preview := func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.Preview {
+			return f.ExplainReset(ctx, shards, args[0], patch)
+		}
+		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ResetAnswer {
-			return f.Reset(ctx, shards, args[0], patch, false)
+			return f.Reset(ctx, shards, args[0], patch)
 		}
 		err = askWith(cmd.Context(), a, s, *f, "resetting in", call, lines(func(answer fleet.ResetAnswer) string {
 			g := answer.Message.GetGroup()
@@ -57,42 +59,4 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
-}
-
-// confirmReset shows what operators have set in a group, and asks for a confirmation.
-func (a *app) confirmReset(cmd *cobra.Command, s *scope, output format, confirm *confirmation, name string,
-	patch config.Patch) (done bool, err error) {
-	if confirm.yes && !confirm.dryRun {
-		return false, nil
-	}
-	f, shards, err := a.connect(s)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	var changes []string
-	before := f.Reset(cmd.Context(), shards, name, patch, true)
-	for _, answer := range before {
-		if answer.Err != nil {
-			continue
-		}
-		set := "nothing is set"
-		if texts := a.setTexts(answer); len(texts) > 0 {
-			set = strings.Join(texts, ", ")
-		}
-		changes = append(changes, fmt.Sprintf("%s: group %s gets the values of the configuration: %s", answer.Shard,
-			name, set))
-	}
-	if failed := fleet.Failed(before); len(failed) > 0 {
-		return true, errors.Join(&shardsError{failed, len(before)})
-	}
-	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
-}
-
-// setTexts describes what operators have set in a group.
-func (a *app) setTexts(answer fleet.ResetAnswer) (texts []string) {
-	if size := fleet.SizeText(answer.Before, a.Now()); size != num(answer.Before.GetSize()) {
-		texts = append(texts, "size "+size)
-	}
-	return append(texts, fleet.OverrideTexts(answer.Before, a.Now())...)
 }

@@ -58,11 +58,11 @@ from rollouts and scale-downs, use "instance protect".`,
 // deleteInstance makes the request for an instance, after a confirmation.
 func (a *app) deleteInstance(cmd *cobra.Command, id string, s *scope, f format, confirm *confirmation,
 	patient *patienceFlags, request *nstancev1.DeleteInstanceRequest) error {
-	done, err := a.confirm(cmd, confirm, "instance "+id+" is drained and terminated")
+	request.InstanceId = id
+	done, err := a.confirmPlanned(cmd, s, confirm, f, previewOf(request))
 	if done || err != nil {
 		return err
 	}
-	request.InstanceId = id
 	table := func(w io.Writer, answers answers[*nstancev1.DeleteInstanceResponse]) error {
 		err := lines(stateLine[*nstancev1.DeleteInstanceResponse])(w, answers)
 		for _, answer := range answers {
@@ -117,12 +117,12 @@ when the VM is gone.`,
 	}
 	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		done, err := a.confirm(cmd, confirm, "the preserved instance "+args[0]+" is drained and terminated")
+		request := &nstancev1.ReleaseInstanceRequest{InstanceId: args[0]}
+		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request))
 		if done || err != nil {
 			return err
 		}
-		err = ask(cmd.Context(), a, s, *f, "releasing in", fleet.Client.ReleaseInstance,
-			&nstancev1.ReleaseInstanceRequest{InstanceId: args[0]},
+		err = ask(cmd.Context(), a, s, *f, "releasing in", fleet.Client.ReleaseInstance, request,
 			lines(stateLine[*nstancev1.ReleaseInstanceResponse]))
 		if err != nil || !patient.wait {
 			return err

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -170,15 +169,6 @@ func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output forma
 		err = errors.Join(err, &shardsError{failed, len(answers)})
 	}
 	return err
-}
-
-// scopeText describes the selected shards for messages, such as "every shard". The names of the shards need not be
-// known yet.
-func (a *app) scopeText(s *scope) string {
-	if s.all {
-		return "every shard"
-	}
-	return cmp.Or(s.shard, "the shard")
 }
 
 func whom(shards []string) string {

@@ -135,8 +135,8 @@ after this time. The command needs an identity with the role admin.`,
 	}
 	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if done, err := a.confirm(cmd, confirm, "the leader of "+cmp.Or(s.shard, "the shard")+
-			" hands over to another server"); done || err != nil {
+		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(&nstancev1.StepDownRequest{}))
+		if done || err != nil {
 			return err
 		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.StepDown, &nstancev1.StepDownRequest{},
@@ -200,12 +200,12 @@ before it terminates them.`,
 		if s.all {
 			return usagef("--all-shards: confirm the orphans of one shard at a time")
 		}
-		if done, err := a.confirm(cmd, confirm, fmt.Sprintf("the leader terminates %s: %s",
-			count(len(args), "VM"), strings.Join(args, ", "))); done || err != nil {
+		request := &nstancev1.ConfirmOrphansRequest{ProviderIds: args}
+		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request))
+		if done || err != nil {
 			return err
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ConfirmOrphans,
-			&nstancev1.ConfirmOrphansRequest{ProviderIds: args},
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ConfirmOrphans, request,
 			lines(func(answer fleet.Answer[*nstancev1.ConfirmOrphansResponse]) string {
 				return fmt.Sprintf("%s: %s may be terminated", answer.Shard,
 					count(answer.Message.GetConfirmed(), "VM"))
@@ -239,15 +239,24 @@ func (a *app) confirmChange(cmd *cobra.Command, s *confirmation, destructive boo
 	case s.yes, !destructive && !isTerminal(a.Stdin):
 		return false, nil
 	case !isTerminal(a.Stdin):
-		return false, &usageError{err: errors.New(cmd.CommandPath() + " asks before it acts, and there is no terminal"),
-			hint: "add --yes"}
+		return false, withoutTerminal(cmd)
 	}
-	fmt.Fprintf(a.Stderr, "This changes the cluster: %s.\nGo on? Type yes: ", what)
+	end := "."
+	if strings.HasPrefix(what, "\n") { // a list
+		end = ""
+	}
+	fmt.Fprintf(a.Stderr, "This changes the cluster: %s%s\nGo on? Type yes: ", what, end)
 	answer, err := a.readAnswer()
 	if err == nil && answer != "yes" {
 		err = errors.New("not confirmed: nothing was done")
 	}
 	return false, err
+}
+
+// withoutTerminal returns the error of a command that cannot ask for a confirmation.
+func withoutTerminal(cmd *cobra.Command) error {
+	return &usageError{err: errors.New(cmd.CommandPath() + " asks before it acts, and there is no terminal"),
+		hint: "add --yes, or --dry-run to see what it would do"}
 }
 
 // readAnswer reads a line from standard input.

@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -2183,8 +2183,6 @@ type ExplainGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the group. Empty: the group of the instance.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Plan the group as if it had this size. Older servers ignore it: their answer has another desired size.
-	Size *uint32 `protobuf:"varint,2,opt,name=size,proto3,oneof" json:"size,omitempty"`
 	// The answer has only the actions and the verdict of this instance. Empty: those of the whole group.
 	InstanceId    string `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2226,13 +2224,6 @@ func (x *ExplainGroupRequest) GetGroup() string {
 		return x.Group
 	}
 	return ""
-}
-
-func (x *ExplainGroupRequest) GetSize() uint32 {
-	if x != nil && x.Size != nil {
-		return *x.Size
-	}
-	return 0
 }
 
 func (x *ExplainGroupRequest) GetInstanceId() string {
@@ -2606,6 +2597,364 @@ func (x *InstanceVerdict) GetDrainWaits() string {
 	return ""
 }
 
+type ExplainChangeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The change. Required.
+	//
+	// Types that are valid to be assigned to Change:
+	//
+	//	*ExplainChangeRequest_UpsertGroup
+	//	*ExplainChangeRequest_DeleteGroup
+	//	*ExplainChangeRequest_PauseGroup
+	//	*ExplainChangeRequest_ResumeGroup
+	//	*ExplainChangeRequest_RollGroup
+	//	*ExplainChangeRequest_DeleteInstance
+	//	*ExplainChangeRequest_ReleaseInstance
+	//	*ExplainChangeRequest_StepDown
+	//	*ExplainChangeRequest_ConfirmOrphans
+	//	*ExplainChangeRequest_Configuration
+	Change        isExplainChangeRequest_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainChangeRequest) Reset() {
+	*x = ExplainChangeRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainChangeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainChangeRequest) ProtoMessage() {}
+
+func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainChangeRequest.ProtoReflect.Descriptor instead.
+func (*ExplainChangeRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ExplainChangeRequest) GetChange() isExplainChangeRequest_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetUpsertGroup() *UpsertGroupRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_UpsertGroup); ok {
+			return x.UpsertGroup
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetDeleteGroup() *DeleteGroupRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_DeleteGroup); ok {
+			return x.DeleteGroup
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetPauseGroup() *PauseGroupRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_PauseGroup); ok {
+			return x.PauseGroup
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetResumeGroup() *ResumeGroupRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_ResumeGroup); ok {
+			return x.ResumeGroup
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetRollGroup() *RollGroupRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_RollGroup); ok {
+			return x.RollGroup
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetDeleteInstance() *DeleteInstanceRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_DeleteInstance); ok {
+			return x.DeleteInstance
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetReleaseInstance() *ReleaseInstanceRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_ReleaseInstance); ok {
+			return x.ReleaseInstance
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetStepDown() *StepDownRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_StepDown); ok {
+			return x.StepDown
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetConfirmOrphans() *ConfirmOrphansRequest {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_ConfirmOrphans); ok {
+			return x.ConfirmOrphans
+		}
+	}
+	return nil
+}
+
+func (x *ExplainChangeRequest) GetConfiguration() []byte {
+	if x != nil {
+		if x, ok := x.Change.(*ExplainChangeRequest_Configuration); ok {
+			return x.Configuration
+		}
+	}
+	return nil
+}
+
+type isExplainChangeRequest_Change interface {
+	isExplainChangeRequest_Change()
+}
+
+type ExplainChangeRequest_UpsertGroup struct {
+	UpsertGroup *UpsertGroupRequest `protobuf:"bytes,1,opt,name=upsert_group,json=upsertGroup,proto3,oneof"`
+}
+
+type ExplainChangeRequest_DeleteGroup struct {
+	DeleteGroup *DeleteGroupRequest `protobuf:"bytes,2,opt,name=delete_group,json=deleteGroup,proto3,oneof"`
+}
+
+type ExplainChangeRequest_PauseGroup struct {
+	PauseGroup *PauseGroupRequest `protobuf:"bytes,3,opt,name=pause_group,json=pauseGroup,proto3,oneof"`
+}
+
+type ExplainChangeRequest_ResumeGroup struct {
+	ResumeGroup *ResumeGroupRequest `protobuf:"bytes,4,opt,name=resume_group,json=resumeGroup,proto3,oneof"`
+}
+
+type ExplainChangeRequest_RollGroup struct {
+	RollGroup *RollGroupRequest `protobuf:"bytes,5,opt,name=roll_group,json=rollGroup,proto3,oneof"`
+}
+
+type ExplainChangeRequest_DeleteInstance struct {
+	DeleteInstance *DeleteInstanceRequest `protobuf:"bytes,6,opt,name=delete_instance,json=deleteInstance,proto3,oneof"`
+}
+
+type ExplainChangeRequest_ReleaseInstance struct {
+	ReleaseInstance *ReleaseInstanceRequest `protobuf:"bytes,7,opt,name=release_instance,json=releaseInstance,proto3,oneof"`
+}
+
+type ExplainChangeRequest_StepDown struct {
+	StepDown *StepDownRequest `protobuf:"bytes,8,opt,name=step_down,json=stepDown,proto3,oneof"`
+}
+
+type ExplainChangeRequest_ConfirmOrphans struct {
+	ConfirmOrphans *ConfirmOrphansRequest `protobuf:"bytes,9,opt,name=confirm_orphans,json=confirmOrphans,proto3,oneof"`
+}
+
+type ExplainChangeRequest_Configuration struct {
+	// A new configuration of the shard. The role is that of RefreshConfig.
+	Configuration []byte `protobuf:"bytes,10,opt,name=configuration,proto3,oneof"`
+}
+
+func (*ExplainChangeRequest_UpsertGroup) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_DeleteGroup) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_PauseGroup) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_ResumeGroup) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_RollGroup) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_DeleteInstance) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_ReleaseInstance) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_StepDown) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_ConfirmOrphans) isExplainChangeRequest_Change() {}
+
+func (*ExplainChangeRequest_Configuration) isExplainChangeRequest_Change() {}
+
+type ExplainChangeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group of the request, and the tenant's other groups that change, sorted by name.
+	Groups []*GroupChange `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// With step_down: the answer of StepDown.
+	StepDown *StepDownResponse `protobuf:"bytes,2,opt,name=step_down,json=stepDown,proto3" json:"step_down,omitempty"`
+	// With confirm_orphans: the answer of ConfirmOrphans.
+	ConfirmOrphans *ConfirmOrphansResponse `protobuf:"bytes,3,opt,name=confirm_orphans,json=confirmOrphans,proto3" json:"confirm_orphans,omitempty"`
+	// With configuration: why the leader would refuse it. Empty: it would not.
+	Problems []*ConfigProblem `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"`
+	// With configuration: whether servers would restart to apply it.
+	Restarting    bool `protobuf:"varint,5,opt,name=restarting,proto3" json:"restarting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainChangeResponse) Reset() {
+	*x = ExplainChangeResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainChangeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainChangeResponse) ProtoMessage() {}
+
+func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainChangeResponse.ProtoReflect.Descriptor instead.
+func (*ExplainChangeResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ExplainChangeResponse) GetGroups() []*GroupChange {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *ExplainChangeResponse) GetStepDown() *StepDownResponse {
+	if x != nil {
+		return x.StepDown
+	}
+	return nil
+}
+
+func (x *ExplainChangeResponse) GetConfirmOrphans() *ConfirmOrphansResponse {
+	if x != nil {
+		return x.ConfirmOrphans
+	}
+	return nil
+}
+
+func (x *ExplainChangeResponse) GetProblems() []*ConfigProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *ExplainChangeResponse) GetRestarting() bool {
+	if x != nil {
+		return x.Restarting
+	}
+	return false
+}
+
+// GroupChange is a group before and after a change. The lists of its instances are empty.
+type GroupChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Not set: the change makes the group.
+	Before *GroupStatus `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
+	// Not set: the change removes the group from the configuration.
+	After *GroupStatus `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
+	// What the leader would do next. It has no verdicts.
+	Plan          *ExplainGroupResponse `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupChange) Reset() {
+	*x = GroupChange{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupChange) ProtoMessage() {}
+
+func (x *GroupChange) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupChange.ProtoReflect.Descriptor instead.
+func (*GroupChange) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *GroupChange) GetBefore() *GroupStatus {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *GroupChange) GetAfter() *GroupStatus {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *GroupChange) GetPlan() *ExplainGroupResponse {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 type CreateInstanceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -2619,7 +2968,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2980,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2993,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -2684,7 +3033,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3045,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3058,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -2735,7 +3084,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +3096,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +3109,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -2802,7 +3151,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +3163,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +3176,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -2855,7 +3204,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2867,7 +3216,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2880,7 +3229,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -2906,7 +3255,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3267,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3280,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -2950,7 +3299,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3311,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3324,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -2994,7 +3343,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3355,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3368,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -3038,7 +3387,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3399,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3412,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -3084,7 +3433,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3445,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3458,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -3135,7 +3484,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3147,7 +3496,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3160,7 +3509,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -3179,7 +3528,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3540,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3553,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -3230,7 +3579,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3591,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3604,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -3297,7 +3646,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3658,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3671,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -3394,7 +3743,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3755,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3768,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -3683,7 +4032,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3695,7 +4044,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3708,7 +4057,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -3726,7 +4075,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +4087,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +4100,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 type WatchGroupsRequest struct {
@@ -3762,7 +4111,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3774,7 +4123,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3787,7 +4136,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 type WatchGroupsResponse struct {
@@ -3799,7 +4148,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4160,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4173,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -3847,7 +4196,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3859,7 +4208,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3872,7 +4221,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -3907,7 +4256,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3919,7 +4268,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3932,7 +4281,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -3951,7 +4300,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3963,7 +4312,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3976,7 +4325,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -4008,7 +4357,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4020,7 +4369,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4033,7 +4382,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -4100,7 +4449,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4112,7 +4461,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4125,7 +4474,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 type WatchErrorsResponse struct {
@@ -4137,7 +4486,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4149,7 +4498,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4162,7 +4511,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -4188,7 +4537,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4549,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4562,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -4273,7 +4622,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4634,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4647,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -4350,7 +4699,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +4711,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +4724,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -4417,7 +4766,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +4778,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +4791,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -4470,7 +4819,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4482,7 +4831,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4495,7 +4844,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -4521,7 +4870,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4533,7 +4882,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4546,7 +4895,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -4582,7 +4931,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4594,7 +4943,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4607,7 +4956,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -4706,7 +5055,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4718,7 +5067,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4731,7 +5080,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -4767,7 +5116,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4779,7 +5128,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4792,7 +5141,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -4813,7 +5162,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4825,7 +5174,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4838,7 +5187,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -5027,13 +5376,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x10RollGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"B\n" +
 	"\x11RollGroupResponse\x12-\n" +
-	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"n\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"R\n" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
-	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1f\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x03 \x01(\tR\n" +
-	"instanceIdB\a\n" +
-	"\x05_size\"\x8b\x05\n" +
+	"instanceIdJ\x04\b\x02\x10\x03\"\x8b\x05\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -5072,7 +5419,34 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\arefused\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\arefused\x12*\n" +
 	"\vdrain_waits\x18\n" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\n" +
-	"drainWaits\"\xed\x01\n" +
+	"drainWaits\"\xc1\x05\n" +
+	"\x14ExplainChangeRequest\x12C\n" +
+	"\fupsert_group\x18\x01 \x01(\v2\x1e.nstance.v1.UpsertGroupRequestH\x00R\vupsertGroup\x12C\n" +
+	"\fdelete_group\x18\x02 \x01(\v2\x1e.nstance.v1.DeleteGroupRequestH\x00R\vdeleteGroup\x12@\n" +
+	"\vpause_group\x18\x03 \x01(\v2\x1d.nstance.v1.PauseGroupRequestH\x00R\n" +
+	"pauseGroup\x12C\n" +
+	"\fresume_group\x18\x04 \x01(\v2\x1e.nstance.v1.ResumeGroupRequestH\x00R\vresumeGroup\x12=\n" +
+	"\n" +
+	"roll_group\x18\x05 \x01(\v2\x1c.nstance.v1.RollGroupRequestH\x00R\trollGroup\x12L\n" +
+	"\x0fdelete_instance\x18\x06 \x01(\v2!.nstance.v1.DeleteInstanceRequestH\x00R\x0edeleteInstance\x12O\n" +
+	"\x10release_instance\x18\a \x01(\v2\".nstance.v1.ReleaseInstanceRequestH\x00R\x0freleaseInstance\x12:\n" +
+	"\tstep_down\x18\b \x01(\v2\x1b.nstance.v1.StepDownRequestH\x00R\bstepDown\x12L\n" +
+	"\x0fconfirm_orphans\x18\t \x01(\v2!.nstance.v1.ConfirmOrphansRequestH\x00R\x0econfirmOrphans\x12&\n" +
+	"\rconfiguration\x18\n" +
+	" \x01(\fH\x00R\rconfigurationB\b\n" +
+	"\x06change\"\xa7\x02\n" +
+	"\x15ExplainChangeResponse\x12/\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupChangeR\x06groups\x129\n" +
+	"\tstep_down\x18\x02 \x01(\v2\x1c.nstance.v1.StepDownResponseR\bstepDown\x12K\n" +
+	"\x0fconfirm_orphans\x18\x03 \x01(\v2\".nstance.v1.ConfirmOrphansResponseR\x0econfirmOrphans\x125\n" +
+	"\bproblems\x18\x04 \x03(\v2\x19.nstance.v1.ConfigProblemR\bproblems\x12\x1e\n" +
+	"\n" +
+	"restarting\x18\x05 \x01(\bR\n" +
+	"restarting\"\xa3\x01\n" +
+	"\vGroupChange\x12/\n" +
+	"\x06before\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x06before\x12-\n" +
+	"\x05after\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05after\x124\n" +
+	"\x04plan\x18\x03 \x01(\v2 .nstance.v1.ExplainGroupResponseR\x04plan\"\xed\x01\n" +
 	"\x15CreateInstanceRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -5282,7 +5656,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xc6\x18\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xaa\x19\n" +
 	"\x0fOperatorService\x12|\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
 	"\x06viewer\x12\x12GET /config/status\x12r\n" +
@@ -5311,7 +5685,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\" \x82\xb5\x18\x1c\n" +
 	"\boperator\x12\x10POST /group/roll\x12s\n" +
 	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\" \x82\xb5\x18\x1c\n" +
-	"\x06viewer\x12\x12GET /group/explain\x12~\n" +
+	"\x06viewer\x12\x12GET /group/explain\x12b\n" +
+	"\rExplainChange\x12 .nstance.v1.ExplainChangeRequest\x1a!.nstance.v1.ExplainChangeResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer\x12~\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\"%\x82\xb5\x18!\n" +
 	"\boperator\x12\x15POST /instance/create\x12~\n" +
 	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\"%\x82\xb5\x18!\n" +
@@ -5356,7 +5732,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -5394,180 +5770,201 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ExplainGroupResponse)(nil),                    // 33: nstance.v1.ExplainGroupResponse
 	(*PlannedAction)(nil),                           // 34: nstance.v1.PlannedAction
 	(*InstanceVerdict)(nil),                         // 35: nstance.v1.InstanceVerdict
-	(*CreateInstanceRequest)(nil),                   // 36: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 37: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 38: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 39: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 40: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 41: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 42: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 43: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 44: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 45: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 46: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 47: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 48: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 49: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 50: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 51: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 52: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 53: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 54: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 55: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 56: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 57: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 58: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 59: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 60: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 61: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 62: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 63: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 64: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 65: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 66: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 67: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 68: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 69: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 70: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 71: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 73: google.protobuf.Duration
-	(*Metrics)(nil),               // 74: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 75: nstance.v1.HealthCheckState
+	(*ExplainChangeRequest)(nil),                    // 36: nstance.v1.ExplainChangeRequest
+	(*ExplainChangeResponse)(nil),                   // 37: nstance.v1.ExplainChangeResponse
+	(*GroupChange)(nil),                             // 38: nstance.v1.GroupChange
+	(*CreateInstanceRequest)(nil),                   // 39: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 40: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 41: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 42: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 43: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 44: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 45: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 46: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 47: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 48: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 49: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 50: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 51: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 52: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 53: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 54: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 55: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 56: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 57: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 58: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 59: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 60: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 61: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 62: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 63: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 64: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 65: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 66: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 67: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 68: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 69: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 70: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 71: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 72: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 73: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 74: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
+	(*Metrics)(nil),               // 77: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 78: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	72,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	75,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	72,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	73,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	75,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	76,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	61,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	64,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	72,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	75,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	72,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	72,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	75,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	75,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
 	21,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
 	20,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	72,  // 15: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	72,  // 16: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	72,  // 17: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	72,  // 18: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	72,  // 19: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	75,  // 15: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	75,  // 16: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	75,  // 17: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	75,  // 18: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	75,  // 19: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
 	19,  // 20: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 21: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 22: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 23: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	72,  // 24: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	75,  // 24: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	34,  // 25: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	72,  // 26: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	75,  // 26: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	35,  // 27: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	61,  // 28: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	72,  // 29: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	72,  // 30: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	72,  // 31: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	72,  // 32: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	72,  // 33: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	71,  // 34: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	50,  // 35: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	50,  // 36: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19,  // 37: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	50,  // 38: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	50,  // 39: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	50,  // 40: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	50,  // 41: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	72,  // 42: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	72,  // 43: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	72,  // 44: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	72,  // 45: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	72,  // 46: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	72,  // 47: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	74,  // 48: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	72,  // 49: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	75,  // 50: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	72,  // 51: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	72,  // 52: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	55,  // 53: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 54: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 55: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	58,  // 56: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 57: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	50,  // 58: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	72,  // 59: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	72,  // 60: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	73,  // 61: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	61,  // 62: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	72,  // 63: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	72,  // 64: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	62,  // 65: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	72,  // 66: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	67,  // 67: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	62,  // 68: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	67,  // 69: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	72,  // 70: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	68,  // 71: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	72,  // 72: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 73: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 74: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 75: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 76: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 77: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 78: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 79: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	22,  // 80: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	24,  // 81: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	26,  // 82: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	28,  // 83: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	30,  // 84: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	32,  // 85: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	36,  // 86: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	38,  // 87: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	40,  // 88: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	42,  // 89: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	44,  // 90: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	46,  // 91: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	48,  // 92: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	51,  // 93: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	53,  // 94: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	56,  // 95: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	59,  // 96: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	63,  // 97: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	65,  // 98: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	69,  // 99: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 100: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 101: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 102: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 103: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 104: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 105: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 106: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	23,  // 107: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	25,  // 108: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	27,  // 109: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	29,  // 110: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	31,  // 111: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	33,  // 112: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	37,  // 113: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	39,  // 114: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	41,  // 115: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	43,  // 116: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	45,  // 117: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	47,  // 118: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	49,  // 119: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	52,  // 120: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	54,  // 121: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	57,  // 122: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	60,  // 123: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	64,  // 124: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	66,  // 125: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	70,  // 126: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	100, // [100:127] is the sub-list for method output_type
-	73,  // [73:100] is the sub-list for method input_type
-	73,  // [73:73] is the sub-list for extension type_name
-	73,  // [73:73] is the sub-list for extension extendee
-	0,   // [0:73] is the sub-list for field type_name
+	64,  // 28: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	75,  // 29: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	75,  // 30: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	75,  // 31: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	75,  // 32: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	75,  // 33: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	22,  // 34: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
+	24,  // 35: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
+	26,  // 36: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
+	28,  // 37: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
+	30,  // 38: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
+	41,  // 39: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
+	45,  // 40: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
+	7,   // 41: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
+	12,  // 42: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
+	38,  // 43: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
+	8,   // 44: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
+	13,  // 45: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
+	14,  // 46: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 47: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
+	19,  // 48: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
+	33,  // 49: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
+	74,  // 50: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	53,  // 51: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	53,  // 52: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 53: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	53,  // 54: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	53,  // 55: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	53,  // 56: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	53,  // 57: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	75,  // 58: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	75,  // 59: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	75,  // 60: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	75,  // 61: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	75,  // 62: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	75,  // 63: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	77,  // 64: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	75,  // 65: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	78,  // 66: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	75,  // 67: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	75,  // 68: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	58,  // 69: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 70: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 71: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	61,  // 72: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 73: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	53,  // 74: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	75,  // 75: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	75,  // 76: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	76,  // 77: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	64,  // 78: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	75,  // 79: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	75,  // 80: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	65,  // 81: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	75,  // 82: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	70,  // 83: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	65,  // 84: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	70,  // 85: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	75,  // 86: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	71,  // 87: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	75,  // 88: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 89: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 90: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 91: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 92: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 93: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 94: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 95: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	22,  // 96: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	24,  // 97: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	26,  // 98: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	28,  // 99: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	30,  // 100: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	32,  // 101: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	36,  // 102: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	39,  // 103: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	41,  // 104: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	43,  // 105: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	45,  // 106: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	47,  // 107: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	49,  // 108: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	51,  // 109: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	54,  // 110: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	56,  // 111: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	59,  // 112: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	62,  // 113: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	66,  // 114: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	68,  // 115: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	72,  // 116: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 117: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 118: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 119: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 120: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 121: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 122: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 123: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	23,  // 124: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	25,  // 125: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	27,  // 126: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	29,  // 127: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	31,  // 128: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	33,  // 129: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	37,  // 130: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	40,  // 131: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	42,  // 132: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	44,  // 133: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	46,  // 134: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	48,  // 135: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	50,  // 136: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	52,  // 137: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	55,  // 138: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	57,  // 139: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	60,  // 140: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	63,  // 141: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	67,  // 142: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	69,  // 143: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	73,  // 144: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	117, // [117:145] is the sub-list for method output_type
+	89,  // [89:117] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5578,15 +5975,26 @@ func file_nstance_v1_operator_proto_init() {
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_options_proto_init()
 	file_nstance_v1_operator_proto_msgTypes[19].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[35].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{
+		(*ExplainChangeRequest_UpsertGroup)(nil),
+		(*ExplainChangeRequest_DeleteGroup)(nil),
+		(*ExplainChangeRequest_PauseGroup)(nil),
+		(*ExplainChangeRequest_ResumeGroup)(nil),
+		(*ExplainChangeRequest_RollGroup)(nil),
+		(*ExplainChangeRequest_DeleteInstance)(nil),
+		(*ExplainChangeRequest_ReleaseInstance)(nil),
+		(*ExplainChangeRequest_StepDown)(nil),
+		(*ExplainChangeRequest_ConfirmOrphans)(nil),
+		(*ExplainChangeRequest_Configuration)(nil),
+	}
+	file_nstance_v1_operator_proto_msgTypes[38].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   69,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

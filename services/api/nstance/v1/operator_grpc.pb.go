@@ -32,6 +32,7 @@ const (
 	OperatorService_ResumeGroup_FullMethodName        = "/nstance.v1.OperatorService/ResumeGroup"
 	OperatorService_RollGroup_FullMethodName          = "/nstance.v1.OperatorService/RollGroup"
 	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
+	OperatorService_ExplainChange_FullMethodName      = "/nstance.v1.OperatorService/ExplainChange"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
 	OperatorService_ProtectInstance_FullMethodName    = "/nstance.v1.OperatorService/ProtectInstance"
@@ -90,6 +91,9 @@ type OperatorServiceClient interface {
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
 	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
+	// ExplainChange returns what the leader would do after a change, and makes no change. It checks the request of the
+	// change as the call of this request does, and fails with the same errors. The caller needs the role of that call.
+	ExplainChange(ctx context.Context, in *ExplainChangeRequest, opts ...grpc.CallOption) (*ExplainChangeResponse, error)
 	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
 	// DeleteInstance drains and terminates an instance. It answers when the deletion is recorded in the bucket. If the
@@ -264,6 +268,16 @@ func (c *operatorServiceClient) ExplainGroup(ctx context.Context, in *ExplainGro
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainGroupResponse)
 	err := c.cc.Invoke(ctx, OperatorService_ExplainGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ExplainChange(ctx context.Context, in *ExplainChangeRequest, opts ...grpc.CallOption) (*ExplainChangeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainChangeResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ExplainChange_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -488,6 +502,9 @@ type OperatorServiceServer interface {
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
 	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
+	// ExplainChange returns what the leader would do after a change, and makes no change. It checks the request of the
+	// change as the call of this request does, and fails with the same errors. The caller needs the role of that call.
+	ExplainChange(context.Context, *ExplainChangeRequest) (*ExplainChangeResponse, error)
 	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
 	// DeleteInstance drains and terminates an instance. It answers when the deletion is recorded in the bucket. If the
@@ -576,6 +593,9 @@ func (UnimplementedOperatorServiceServer) RollGroup(context.Context, *RollGroupR
 }
 func (UnimplementedOperatorServiceServer) ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) ExplainChange(context.Context, *ExplainChangeRequest) (*ExplainChangeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainChange not implemented")
 }
 func (UnimplementedOperatorServiceServer) CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateInstance not implemented")
@@ -874,6 +894,24 @@ func _OperatorService_ExplainGroup_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ExplainChange_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainChangeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ExplainChange(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ExplainChange_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ExplainChange(ctx, req.(*ExplainChangeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_CreateInstance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateInstanceRequest)
 	if err := dec(in); err != nil {
@@ -1156,6 +1194,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExplainGroup",
 			Handler:    _OperatorService_ExplainGroup_Handler,
+		},
+		{
+			MethodName: "ExplainChange",
+			Handler:    _OperatorService_ExplainChange_Handler,
 		},
 		{
 			MethodName: "CreateInstance",

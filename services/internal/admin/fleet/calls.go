@@ -112,32 +112,17 @@ func (f *Fleet) Invoke(ctx context.Context, shards []string, method protoreflect
 // one makes one call of the leader of one shard.
 func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (answer M, err error) {
-	switch r := any(request).(type) {
-	case *nstancev1.CreateInstanceRequest:
-		var named proto.Message
-		if named, err = f.withID(ctx, shard, r); err != nil {
-			return answer, err
-		}
-		request = named.(Q)
-	case *nstancev1.DeleteGroupRequest:
-		if _, err := f.dynamic(ctx, shard, r.GetGroup()); err != nil {
-			return answer, err
-		}
-	case *nstancev1.UpsertGroupRequest, *nstancev1.DeleteInstanceRequest:
-		request = unpinned(request)
+	prepared, err := f.prepared(ctx, shard, request)
+	if err != nil {
+		return answer, err
 	}
+	request = prepared.(Q)
 	err = f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
 		answer, err = pages(ctx, c, method, request)
 		return err
 	})
-	if r, ok := any(request).(interface{ GetGroup() string }); ok && r.GetGroup() != "" && err != nil {
-		err = f.withGroups(ctx, asError(shard, err), r.GetGroup())
-	}
-	if r, ok := any(request).(interface{ GetInstanceId() string }); ok && r.GetInstanceId() != "" && err != nil {
-		if e := asError(shard, err); e.Code == codes.NotFound && strings.HasPrefix(e.Message, "instance_id:") {
-			e.Hint = "nstance-admin events --instance " + r.GetInstanceId() + " shows whether it is gone, and why"
-			err = e
-		}
+	if err != nil {
+		err = f.aboutRequest(ctx, shard, err, request)
 	}
 	switch m := any(answer).(type) {
 	case *nstancev1.CreateInstanceResponse:
@@ -156,6 +141,33 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 	return answer, err
 }
 
+// aboutRequest adds to an error what to do about the group or the instance of the request.
+func (f *Fleet) aboutRequest(ctx context.Context, shard string, err error, request proto.Message) error {
+	if r, ok := request.(interface{ GetGroup() string }); ok && r.GetGroup() != "" {
+		err = f.withGroups(ctx, asError(shard, err), r.GetGroup())
+	}
+	if r, ok := request.(interface{ GetInstanceId() string }); ok && r.GetInstanceId() != "" {
+		if e := asError(shard, err); e.Code == codes.NotFound && strings.HasPrefix(e.Message, "instance_id:") {
+			e.Hint = "nstance-admin events --instance " + r.GetInstanceId() + " shows whether it is gone, and why"
+			err = e
+		}
+	}
+	return err
+}
+
+// prepared returns the request that a leader gets. It returns an error if the request cannot succeed.
+func (f *Fleet) prepared(ctx context.Context, shard string, request proto.Message) (proto.Message, error) {
+	switch r := request.(type) {
+	case *nstancev1.CreateInstanceRequest:
+		return f.withID(ctx, shard, r)
+	case *nstancev1.DeleteGroupRequest:
+		return request, f.dynamic(ctx, shard, r.GetGroup())
+	case *nstancev1.UpsertGroupRequest, *nstancev1.DeleteInstanceRequest:
+		return unpinned(request), nil
+	}
+	return request, nil
+}
+
 // unpinned returns a request of a person: unless it asks for a pin, a changed configuration ends what it sets.
 func unpinned[Q proto.Message](request Q) Q {
 	pin := request.ProtoReflect().Descriptor().Fields().ByName("pin")
@@ -167,30 +179,15 @@ func unpinned[Q proto.Message](request Q) Q {
 	return request
 }
 
-// dynamic returns a group. It returns an error for a static group, which no call can delete.
-func (f *Fleet) dynamic(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
+// dynamic returns an error for a static group, which no call can delete.
+func (f *Fleet) dynamic(ctx context.Context, shard, name string) error {
 	group, err := f.group(ctx, shard, name)
 	if err == nil && group.GetIsStatic() {
 		err = refuse(shard, codes.FailedPrecondition,
 			fmt.Sprintf("to get back the configured values, run \"nstance-admin group reset %s\"; to delete the "+
 				"group, remove it from the configuration", name), "group %q is static", name)
 	}
-	return group, err
-}
-
-// DeletePreview is a group that may be deleted.
-type DeletePreview struct {
-	Outcome
-	Group *nstancev1.GroupStatus
-}
-
-// PreviewDelete returns the groups that a deletion would delete, and the errors with which it would fail. It changes
-// nothing.
-func (f *Fleet) PreviewDelete(ctx context.Context, shards []string, name string) []DeletePreview {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *DeletePreview) (err error) {
-		into.Group, err = f.dynamic(ctx, shard, name)
-		return err
-	})
+	return err
 }
 
 // compareInstances sorts instances by group, and then from the oldest to the newest.
@@ -368,17 +365,31 @@ func (f *Fleet) Scale(ctx context.Context, shards []string, name string, scaling
 }
 
 func (f *Fleet) scale(ctx context.Context, shard, name string, scaling Scaling, into *ScaleAnswer) error {
-	before, err := f.group(ctx, shard, name)
+	before, request, err := f.scaleRequest(ctx, shard, name, scaling)
 	if err != nil {
 		return err
 	}
+	into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
+	if err == nil {
+		into.PreviousSize = proto.Uint32(before.GetSize())
+	}
+	return err
+}
+
+// scaleRequest returns the group before a change of its size, and the request for the change.
+func (f *Fleet) scaleRequest(ctx context.Context, shard, name string, scaling Scaling) (*nstancev1.GroupStatus,
+	*nstancev1.UpsertGroupRequest, error) {
+	before, err := f.group(ctx, shard, name)
+	if err != nil {
+		return nil, nil, err
+	}
 	if before.GetDeleting() {
-		return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
+		return nil, nil, refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
 			"group %q is being deleted", name)
 	}
 	to, err := scaling.of(shard, before)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	size := int(to)
 	request := &nstancev1.UpsertGroupRequest{Group: name, MustExist: true, Pin: &scaling.Pin,
@@ -389,11 +400,7 @@ func (f *Fleet) scale(ctx context.Context, shard, name string, scaling Scaling, 
 	if scaling.By {
 		request.ExpectedEtag = before.GetEtag()
 	}
-	into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
-	if err == nil {
-		into.PreviousSize = proto.Uint32(before.GetSize())
-	}
-	return err
+	return before, request, nil
 }
 
 // divide returns the shards to which a scaling applies, and the scaling of each of them. failed is the error of a shard
@@ -428,40 +435,16 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, scalin
 	return with, sizes, nil
 }
 
-// ScalePreview is what a change of a group's size would do.
-type ScalePreview struct {
-	Outcome
-	Group        string `json:"group"`
-	PreviousSize uint32 `json:"previous_size"`
-	Size         uint32 `json:"size"`
-	ActualSize   uint32 `json:"actual_size"`
-	// Plan is what the leader would do next if the group had the new size. It is empty if the caller did not ask for
-	// it, and if the leader cannot plan for a size other than the present one.
-	Plan Message[*nstancev1.ExplainGroupResponse] `json:"plan,omitzero"`
-}
-
-// PreviewScale returns what [Fleet.Scale] would do. It changes nothing. If plan is set, it also asks the leaders for
-// their plans.
-func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, scaling Scaling,
-	plan bool) []ScalePreview {
-	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
-	if failed != nil {
-		return []ScalePreview{{Outcome: *failed}}
-	}
-	return each(ctx, shards, func(ctx context.Context, shard string, into *ScalePreview) error {
-		group, err := f.group(ctx, shard, name)
-		into.Group = name
-		if err == nil {
-			into.Size, err = sizes[shard].of(shard, group)
+// MakesSmaller reports whether [Fleet.Scale] would make a group smaller in any shard. It ignores shards that fail.
+func (f *Fleet) MakesSmaller(ctx context.Context, shards []string, name string, scaling Scaling) bool {
+	shards, sizes, _ := f.divide(ctx, shards, name, scaling)
+	answers := Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name})
+	return slices.ContainsFunc(answers, func(a Answer[*nstancev1.ListGroupsResponse]) bool {
+		if a.Err != nil {
+			return false
 		}
-		into.PreviousSize, into.ActualSize = group.GetSize(), group.GetActualSize()
-		if err != nil || !plan {
-			return err
-		}
-		e, err := one(ctx, f, shard, Client.ExplainGroup, &nstancev1.ExplainGroupRequest{Group: name, Size: &into.Size})
-		if err == nil && e.GetDesired() == into.Size {
-			into.Plan = MessageOf(e)
-		}
-		return err
+		group := a.Message.GetGroups()[0]
+		to, err := sizes[a.Shard].of(a.Shard, group)
+		return err == nil && to < group.GetSize()
 	})
 }

@@ -31,22 +31,30 @@ type ResetAnswer struct {
 	Before *nstancev1.GroupStatus `json:"-"`
 }
 
-// Reset gives a static group the values of the configuration again. If dry is set, it only reads the group.
-func (f *Fleet) Reset(ctx context.Context, shards []string, name string, patch config.Patch, dry bool) []ResetAnswer {
+// Reset gives a static group the values of the configuration again.
+func (f *Fleet) Reset(ctx context.Context, shards []string, name string, patch config.Patch) []ResetAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *ResetAnswer) (err error) {
-		if into.Before, err = f.group(ctx, shard, name); err != nil {
+		var request *nstancev1.UpsertGroupRequest
+		if into.Before, request, err = f.resetRequest(ctx, shard, name, patch); err != nil {
 			return err
 		}
-		if !into.Before.GetIsStatic() {
-			return refuse(shard, codes.FailedPrecondition,
-				fmt.Sprintf("to change it, run \"nstance-admin group set %s\"", name),
-				"group %q is dynamic: the configuration has no values for it", name)
-		}
-		if dry {
-			return nil
-		}
-		into.Message, err = one(ctx, f, shard, Client.UpsertGroup, &nstancev1.UpsertGroupRequest{Group: name,
-			Patch: patch.JSON(), MustExist: true, ExpectedEtag: into.Before.GetEtag()})
+		into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
 		return err
 	})
+}
+
+// resetRequest returns the group before a reset, and the request for the reset.
+func (f *Fleet) resetRequest(ctx context.Context, shard, name string, patch config.Patch) (*nstancev1.GroupStatus,
+	*nstancev1.UpsertGroupRequest, error) {
+	before, err := f.group(ctx, shard, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !before.GetIsStatic() {
+		return nil, nil, refuse(shard, codes.FailedPrecondition,
+			fmt.Sprintf("to change it, run \"nstance-admin group set %s\"", name),
+			"group %q is dynamic: the configuration has no values for it", name)
+	}
+	return before, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(), MustExist: true,
+		ExpectedEtag: before.GetEtag()}, nil
 }

@@ -1,9 +1,9 @@
 package fleettest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -165,9 +165,6 @@ func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest
 	}
 	e := proto.CloneOf(s.Explanations[name])
 	e.Group = name
-	if r.Size != nil {
-		e.Desired = r.GetSize()
-	}
 	if id == "" {
 		return e, nil
 	}
@@ -182,6 +179,59 @@ func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest
 			"instance_id: instance %s is %s, so that no rule applies to it", id, s.instance(id).GetState())
 	}
 	return e, nil
+}
+
+// ExplainChange implements nstancev1.OperatorServiceServer. It makes the change in a copy of the shard. The plans are
+// those of Explanations.
+func (s *Shard) ExplainChange(ctx context.Context, r *nstancev1.ExplainChangeRequest) (
+	*nstancev1.ExplainChangeResponse, error) {
+	after := &Shard{Status: s.Status, Orphans: s.Orphans}
+	for _, g := range s.Groups {
+		after.Groups = append(after.Groups, proto.CloneOf(g))
+	}
+	for _, i := range s.Instances {
+		after.Instances = append(after.Instances, proto.CloneOf(i))
+	}
+	answer := &nstancev1.ExplainChangeResponse{}
+	var name string
+	var err error
+	switch change := r.GetChange().(type) {
+	case *nstancev1.ExplainChangeRequest_UpsertGroup:
+		name = change.UpsertGroup.GetGroup()
+		_, err = after.UpsertGroup(ctx, change.UpsertGroup)
+	case *nstancev1.ExplainChangeRequest_DeleteGroup:
+		name = change.DeleteGroup.GetGroup()
+		_, err = after.DeleteGroup(ctx, change.DeleteGroup)
+	case *nstancev1.ExplainChangeRequest_PauseGroup:
+		name = change.PauseGroup.GetGroup()
+		_, err = after.PauseGroup(ctx, change.PauseGroup)
+	case *nstancev1.ExplainChangeRequest_ResumeGroup:
+		name = change.ResumeGroup.GetGroup()
+		_, err = after.ResumeGroup(ctx, change.ResumeGroup)
+	case *nstancev1.ExplainChangeRequest_RollGroup:
+		name = change.RollGroup.GetGroup()
+		_, err = after.RollGroup(ctx, change.RollGroup)
+	case *nstancev1.ExplainChangeRequest_DeleteInstance:
+		name = s.instance(change.DeleteInstance.GetInstanceId()).GetGroup()
+		_, err = after.DeleteInstance(ctx, change.DeleteInstance)
+	case *nstancev1.ExplainChangeRequest_ReleaseInstance:
+		name = s.instance(change.ReleaseInstance.GetInstanceId()).GetGroup()
+		_, err = after.ReleaseInstance(ctx, change.ReleaseInstance)
+	case *nstancev1.ExplainChangeRequest_StepDown:
+		answer.StepDown, err = after.StepDown(ctx, change.StepDown)
+	case *nstancev1.ExplainChangeRequest_ConfirmOrphans:
+		answer.ConfirmOrphans, err = after.ConfirmOrphans(ctx, change.ConfirmOrphans)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if name != "" {
+		plan := &nstancev1.ExplainGroupResponse{}
+		proto.Merge(plan, s.Explanations[name])
+		plan.Group, plan.Instances = name, nil
+		answer.Groups = []*nstancev1.GroupChange{{Before: s.group(name), After: after.group(name), Plan: plan}}
+	}
+	return answer, nil
 }
 
 // ListEvents implements nstancev1.OperatorServiceServer. Of the request's filter, it applies only the instance.
@@ -259,27 +309,59 @@ func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) 
 		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: "wrk"}
 		s.Groups = append(s.Groups, g)
 	}
-	settings, size := config.ReadSettings(g.GetMergedJson()), int(g.GetSize())
-	settings.Size = &size
 	patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
-	spec, err := patch.Apply(settings)
-	if err := errors.Join(problems.Err(), err); err != nil {
+	if err := problems.Err(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	_, removed := patch.Paths()
-	g.Overrides = slices.DeleteFunc(g.GetOverrides(), func(o *nstancev1.GroupOverride) bool {
-		if o.GetPath() == "size" && spec.Size == nil {
-			spec.Size = new(int)
-			_ = json.Unmarshal([]byte(o.GetConfigured()), spec.Size)
+	tree := patchTree(r.GetPatch(), "", func(path string) (configured any, keep bool) {
+		n := slices.IndexFunc(g.GetOverrides(), func(o *nstancev1.GroupOverride) bool { return o.GetPath() == path })
+		if n < 0 {
+			return nil, !g.GetIsStatic()
 		}
+		_ = json.Unmarshal([]byte(g.GetOverrides()[n].GetConfigured()), &configured)
+		return configured, true
+	})
+	g.Overrides = slices.DeleteFunc(g.GetOverrides(), func(o *nstancev1.GroupOverride) bool {
 		return slices.Contains(removed, o.GetPath())
 	})
-	if spec.Size == nil {
-		spec.Size = &size
+	if size, ok := tree["size"].(float64); ok {
+		g.Size = uint32(size)
 	}
-	g.Size, g.MergedJson = uint32(*spec.Size), config.PatchOf(spec).JSON()
+	var settings map[string]any
+	_ = json.Unmarshal([]byte(cmp.Or(g.GetMergedJson(), "{}")), &settings)
+	settings = config.MergePatch(settings, tree)
+	settings["size"] = g.GetSize()
+	merged, err := json.Marshal(settings)
+	if err != nil {
+		return nil, err
+	}
+	g.MergedJson = string(merged)
 	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)
 	return &nstancev1.UpsertGroupResponse{Group: g}, nil
+}
+
+// patchTree returns a merge patch as a tree. The function gives the values in place of null; a member that it does not
+// keep is left out.
+func patchTree(patch, path string, instead func(path string) (value any, keep bool)) map[string]any {
+	var tree map[string]any
+	_ = json.Unmarshal([]byte(patch), &tree)
+	for name, value := range tree {
+		below := config.ChildPath(path, name)
+		if value == nil {
+			if configured, keep := instead(below); keep {
+				tree[name] = configured
+			} else {
+				delete(tree, name)
+			}
+			continue
+		}
+		if _, ok := value.(map[string]any); ok {
+			text, _ := json.Marshal(value)
+			tree[name] = patchTree(string(text), below, instead)
+		}
+	}
+	return tree
 }
 
 // DeleteGroup implements nstancev1.OperatorServiceServer.

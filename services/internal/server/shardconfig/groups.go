@@ -233,6 +233,10 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed",
 			size, maxGroups)}
 	}
+	if m.rehearses {
+		m.takeGroups(dynamic{groups, token})
+		return true, nil
+	}
 	newToken, err := m.bucket.WriteGroups(ctx, groups, token)
 	if err == nil {
 		m.takeGroups(dynamic{groups, newToken})

@@ -120,6 +120,10 @@ func (m *Manager) writeRollout(ctx context.Context, key config.GroupKey,
 		if err != nil || !changed {
 			return err
 		}
+		if m.rehearses {
+			m.takeRollout(key, next)
+			return nil
+		}
 		written, err := state.WriteRollout(ctx, next)
 		if err == nil {
 			m.takeRollout(key, written)

@@ -66,6 +66,8 @@ type Manager struct {
 	trial  Trial
 	// signed returns the State with the keys that sign and verify the applied configuration.
 	signed func() *clusterstate.State
+	// rehearses means that this Manager writes nothing. See [Manager.Rehearse].
+	rehearses bool
 
 	changing sync.Mutex // held for a read-modify-write of the bucket's documents; readers need only mu
 
@@ -122,6 +124,35 @@ func (m *Manager) SetTrial(trial Trial) { m.trial = trial }
 // New returns a Manager of a shard without a configuration in force.
 func New(bucket *clusterstate.State, shard string, log *slog.Logger) *Manager {
 	return &Manager{bucket: bucket, name: shard, log: log, signed: func() *clusterstate.State { return bucket }}
+}
+
+// Rehearse returns a Manager with the same configuration and groups, whose changes reach neither the bucket nor an
+// applier.
+func (m *Manager) Rehearse() *Manager {
+	copied := &Manager{bucket: m.bucket, name: m.name, log: slog.New(slog.DiscardHandler), signed: m.signed,
+		rehearses: true, inForce: m.view()}
+	copied.inForce.applier = nil
+	return copied
+}
+
+// Configure puts a configuration in force in a Manager that rehearses. It returns Restart if a leader would restart to
+// apply the configuration, and Invalid with the problems if the leader would refuse it. Unlike [Manager.Refresh], it
+// does not check that this server can run the configuration.
+func (m *Manager) Configure(body []byte) (Result, config.Problems) {
+	now := m.view()
+	next := m.parse(objstore.Object{Body: body}, now.groups, false)
+	problems := next.problems()
+	if next.err == nil {
+		problems = m.newlyBroken(now.shard, next.shard, now.groups)
+	}
+	if problems = problems.Errors(); len(problems) > 0 {
+		return Invalid, problems
+	}
+	m.adopt(next)
+	if !InPlace(now.shard, m.Shard()) {
+		return Restart, nil
+	}
+	return Updated, nil
 }
 
 // Load reads and validates the configuration in the bucket, for a server that does not lead. It writes nothing. If the

@@ -19,6 +19,12 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 	if g == nil {
 		return plan.Snapshot{}, false
 	}
+	return s.snapshot(g, s.settings, instances), true
+}
+
+// snapshot returns the snapshot of a group under the given settings. Call with mu held.
+func (s *State) snapshot(g *group, settings plan.Settings, instances []plan.Instance) plan.Snapshot {
+	key := g.GroupKey
 	instances = instances[:0]
 	for _, inst := range g.instances {
 		instances = append(instances, inst.plan)
@@ -36,7 +42,7 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		BackoffRaised:  raised(plan.AlertBackoff),
 		HaltRaised:     s.standing[GroupError(plan.AlertRolloutHalted, key, ident.ID{})].Message,
 		Term:           s.opts.Term,
-		Settings:       s.settings,
+		Settings:       settings,
 		Group:          g.Group,
 		SilenceFrom:    s.silenceFrom,
 		Instances:      instances,
@@ -54,7 +60,54 @@ func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapsh
 		RolloutFailures: g.rolloutFailures, RolloutFailure: g.rolloutFailure, ConfiguredAt: g.configuredAt,
 		StoringRollout: g.storing, StoreFailed: g.storeFailed,
 		Image: g.currentImage(), WantedImage: g.wantedImage(),
-	}, true
+	}
+}
+
+// Supposition is a change of a group that is planned but not made.
+type Supposition struct {
+	// Group is the group after the change; nil: the configuration no longer has it.
+	Group *config.Group
+	// Settings are those of the shard after the change.
+	Settings plan.Settings
+	// Deleted holds the requested deletions, by instance.
+	Deleted map[ident.ID]plan.Deletion
+	// Resumed means that the group's rollout is started again.
+	Resumed bool
+}
+
+// Suppose returns the snapshot and the view that a group would have after a change. It changes nothing. It returns
+// false if there would be no such group.
+func (s *State) Suppose(key config.GroupKey, change Supposition) (plan.Snapshot, GroupView, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, g := s.opts.Now(), group{}
+	if have := s.groups[key]; have != nil {
+		g = *have
+	} else if change.Group == nil {
+		return plan.Snapshot{}, GroupView{}, false
+	}
+	g.instances = slices.Clone(g.instances)
+	for n, inst := range g.instances {
+		supposed := *inst
+		supposed.group = &g
+		if inst.plan.Work == plan.Maintaining { // it soon ends, and says nothing about the change
+			supposed.plan.Work = plan.Idle
+		}
+		if d, ok := change.Deleted[inst.record.ID]; ok && plan.RequestDelete(&supposed.record, d, now) {
+			supposed.plan = plan.ApplyRecord(supposed.plan, &inst.record, &supposed.record, now)
+		}
+		g.instances[n] = &supposed
+	}
+	if change.Group == nil {
+		g.Deleted, g.Size = true, 0
+	} else {
+		g.configure(*change.Group, now)
+	}
+	if change.Resumed {
+		g.endRollout(now)
+	}
+	g.blocked, g.blockedSince, g.blockedUntil, g.rollout = "", time.Time{}, time.Time{}, ""
+	return s.snapshot(&g, change.Settings, nil), s.groupView(&g), true
 }
 
 // unsettled counts the VMs of a group whose records are still reservations from earlier leaders. Later, these VMs

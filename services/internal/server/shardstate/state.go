@@ -212,24 +212,34 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 			have.Deleted, have.Size = true, 0
 			continue
 		case have == nil:
-			have = &group{configuredAt: s.opts.Now()}
+			have = &group{}
 			s.groups[key] = have
 		default:
 			if plan.EndsBackoff(&have.Group, &g) {
-				have.backoff, have.notices, have.advised = plan.Backoff{}, plan.Notices{}, plan.Notices{}
 				created := GroupError(plan.AlertProvider, key, ident.ID{})
 				over = append(over, s.settle(func(about ErrorKey) bool { return about == created })...)
 			}
-			if plan.EndsRollout(&have.Group, &g) {
-				have.endRollout(s.opts.Now())
-			}
 		}
-		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
-			have.registerAgain(s.opts.Now())
-		}
-		have.Group = g
+		have.configure(g, s.opts.Now())
 	}
 	return over
+}
+
+// configure gives a group another configuration.
+func (g *group) configure(next config.Group, now time.Time) {
+	if g.GroupKey == (config.GroupKey{}) { // a new group
+		g.Group, g.configuredAt = next, now
+	}
+	if plan.EndsBackoff(&g.Group, &next) {
+		g.backoff, g.notices, g.advised = plan.Backoff{}, plan.Notices{}, plan.Notices{}
+	}
+	if plan.EndsRollout(&g.Group, &next) {
+		g.endRollout(now)
+	}
+	if !slices.Equal(g.LoadBalancers, next.LoadBalancers) || g.LoadBalancerHealth != next.LoadBalancerHealth {
+		g.registerAgain(now)
+	}
+	g.Group = next
 }
 
 // endRollout forgets the failures of a rollout, because another one begins.

@@ -38,6 +38,10 @@ func (a *api) invoke(r route, method protoreflect.MethodDescriptor, c *call) (in
 	if d, ok := request.(*nstancev1.DeleteInstanceRequest); ok && d.GetReason() == "" {
 		d.Reason = "requested over HTTP by " + c.who
 	}
+	if c.dryRun {
+		previews := a.Fleet.Explain(c.Context(), c.shards, request)
+		return statusOf(previews), fleet.Answers[fleet.Preview]{Shards: previews}, nil
+	}
 	answers := a.Fleet.Invoke(c.Context(), c.shards, method, request)
 	return statusOf(answers), fleet.Answers[fleet.Answer[proto.Message]]{Shards: answers}, nil
 }

@@ -40,6 +40,8 @@ const (
 
 	// shardParameter and allParameter are the query parameters that select shards.
 	shardParameter, allParameter = "shard", "all_shards"
+	// dryParameter is the query parameter that asks what a change would do.
+	dryParameter = "dry_run"
 )
 
 // Options configure [New].
@@ -195,6 +197,7 @@ type call struct {
 	who    string
 	shards []string
 	detail string // description of a change, for the log
+	dryRun bool
 }
 
 // refused is an error with its HTTP status.
@@ -242,7 +245,7 @@ func (a *api) serve(r route) http.HandlerFunc {
 			c.Request = c.WithContext(ctx)
 			status, body, err = r.do(c)
 		}
-		if r.method != http.MethodGet {
+		if r.method != http.MethodGet && !c.dryRun {
 			log := a.Log.With("who", c.who, "remote", req.RemoteAddr, "method", req.Method, "path", req.URL.Path,
 				"shards", strings.Join(c.shards, ","))
 			switch {
@@ -270,7 +273,8 @@ func (a *api) serve(r route) http.HandlerFunc {
 func (a *api) scope(r route, c *call) error {
 	query := c.URL.Query()
 	for name, values := range query {
-		known, limit := r.shards && (name == shardParameter || name == allParameter), 1
+		known, limit := r.shards && (name == shardParameter || name == allParameter) ||
+			r.explainable && name == dryParameter, 1
 		for _, p := range r.query {
 			if p.name() == name {
 				known = true
@@ -291,8 +295,11 @@ func (a *api) scope(r route, c *call) error {
 	if !r.shards {
 		return nil
 	}
-	shard, all := query.Get(shardParameter), query.Get(allParameter)
+	shard, all, dry := query.Get(shardParameter), query.Get(allParameter), query.Get(dryParameter)
+	c.dryRun = dry == "true"
 	switch {
+	case dry != "" && dry != "true" && dry != "false":
+		return badRequest("query: dry_run is %q, want true or false", dry)
 	case all != "" && all != "true" && all != "false":
 		return badRequest("query: all_shards is %q, want true or false", all)
 	case all == "true" && shard != "":

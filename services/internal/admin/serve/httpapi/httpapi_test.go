@@ -159,9 +159,21 @@ func TestAnswers(t *testing.T) {
 		}, 502, []string{`"size": 0`, `"not_found"`}},
 		{"GET", "/groups?shard=a&group=workers", "", nil, 200, []string{`"template": "worker"`}},
 		{"GET", "/groups?shard=a&group=nobody", "", nil, 404, []string{`"not_found"`}},
-		{"GET", "/group/explain?shard=a&group=workers&size=3", "", nil, 200,
-			[]string{`"rule_name": "well"`, `"desired": 3`, `"group": "workers"`}},
-		{"GET", "/group/explain?shard=a&group=workers&size=-3", "", nil, 400, []string{"query: size"}},
+		{"GET", "/group/explain?shard=a&group=workers", "", nil, 200,
+			[]string{`"rule_name": "well"`, `"desired": 2`, `"group": "workers"`}},
+		{"POST", "/group?shard=a&must_exist=true&group=workers&dry_run=true", `{"size": 3}`, func(x *api) {
+			t.Cleanup(func() {
+				if n := len(x.a.Upserts); n > 0 {
+					t.Errorf("%d changes of a group in a dry run", n)
+				}
+			})
+		}, 200, []string{`"before": {`, `"after": {`, `"size": 3`, `"desired": 2`}},
+		{"POST", "/instance/delete?all_shards=true&dry_run=true", `{"instance_id": "` + first + `"}`,
+			func(x *api) { x.b.Instances = nil }, 200, []string{`"plan": {`, `"shard": "a"`}},
+		{"POST", "/group/roll?shard=a&dry_run=true", `{"group": "nobody"}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group/roll?shard=a&dry_run=yes", `{"group": "workers"}`, nil, 400, []string{"want true or false"}},
+		{"POST", "/instance/create?shard=a&dry_run=true", `{"group": "workers"}`, nil, 400, []string{"dry_run"}},
+		{"GET", "/group/explain?shard=a&group=workers&size=3", "", nil, 400, []string{"size"}},
 		{"POST", "/group?shard=a&must_create=true&group=web", `{"template": "worker", "size": 1}`, nil, 200,
 			[]string{`"size": 1`}},
 		{"POST", "/group?shard=a&must_create=true&group=workers", `{"template": "worker"}`, nil, 409,

@@ -30,8 +30,10 @@ type route struct {
 	body  protoreflect.FieldDescriptor
 	// oneShard means that the request may select one shard only.
 	oneShard bool
-	answer   func(*document) object // the schema
-	do       func(*call) (status int, body any, err error)
+	// explainable means that the request can ask for a dry run.
+	explainable bool
+	answer      func(*document) object // the schema
+	do          func(*call) (status int, body any, err error)
 	// Routes that stream have the function `follow` instead of `do`. follow sends values of the answer's type, one on
 	// each line, until the client disconnects.
 	follow func(c *call, send func(any))
@@ -92,9 +94,10 @@ func (a *api) routes() []route {
 		}
 		r := route{method: verb, path: path, name: string(method.Name()), summary: nstancev1.Comment(method),
 			role: record.OperatorRole(options.GetRole()), shards: true, request: method.Input(),
-			body:     method.Input().Fields().ByName(protoreflect.Name(options.GetBody())),
-			oneShard: options.GetOneShard(),
-			answer:   func(d *document) object { return d.answer(method.Output()) }}
+			body:        method.Input().Fields().ByName(protoreflect.Name(options.GetBody())),
+			oneShard:    options.GetOneShard(),
+			explainable: fleet.Explainable(method.Input()),
+			answer:      func(d *document) object { return d.answer(method.Output()) }}
 		if verb == http.MethodGet || r.body != nil {
 			r.query = parametersOf(r.request, r.body)
 		}
@@ -162,6 +165,10 @@ func (a *api) document() object {
 
 func (d *document) operation(r route, tokens bool) object {
 	answer, problem := r.answer(d), reference("Problem")
+	if r.explainable {
+		preview := d.answer((*nstancev1.ExplainChangeResponse)(nil).ProtoReflect().Descriptor())
+		answer = object{"anyOf": []any{answer, preview}}
+	}
 	responses := object{"200": response("Done.", answer), "default": response("The request was refused.", problem)}
 	if r.follow != nil {
 		responses["200"] = object{"description": "Each line is one object.",
@@ -187,6 +194,9 @@ func (d *document) operation(r route, tokens bool) object {
 		add(shardParameter, "The shard to ask. Not needed if there is only one.", object{"type": "string"})
 		add(allParameter, "Ask every shard.", object{"type": "boolean"})
 	}
+	if r.explainable {
+		add(dryParameter, "Answer what the leaders would do, and change nothing.", object{"type": "boolean"})
+	}
 	for _, p := range r.query {
 		add(p.name(), nstancev1.Comment(p.field()), d.field(p.field()))
 	}
@@ -210,7 +220,7 @@ func (d *document) operation(r route, tokens bool) object {
 // answer returns the schema of the answers of shards with a message. An answer has the members of the message beside
 // the name of the shard, or only an error.
 func (d *document) answer(message protoreflect.MessageDescriptor) object {
-	name := string(message.Name())
+	name := strings.TrimSuffix(string(message.Name()), "Response") + "Answers" // not the name of the message itself
 	if d.schemas[name] == nil {
 		one := d.message(message)
 		maps.Copy(one["properties"].(object), object{"shard": object{"type": "string"}, "error": reference("Failure")})

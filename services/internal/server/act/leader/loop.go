@@ -153,11 +153,16 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 // overwrite the elements of the parameter instances. The caller must hold mu.
 func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
 	snapshot, ok := l.State.Snapshot(key, instances)
-	if !ok {
-		return snapshot, false
+	if ok {
+		l.limit(&snapshot, health)
 	}
+	return snapshot, ok
+}
+
+// limit adds to a snapshot what the whole shard determines. The caller must hold mu.
+func (l *Loop) limit(snapshot *plan.Snapshot, health plan.ShardHealth) {
 	snapshot.Shard = health
-	snapshot.Waiting = l.WaitingCreates(key)
+	snapshot.Waiting = l.WaitingCreates(snapshot.Group.GroupKey)
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
 		// The pause between two creates may have become longer or shorter since the last create. So compute the end of
@@ -166,7 +171,6 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}
 	}
-	return snapshot, true
 }
 
 func (l *Loop) createEvery() time.Duration {
@@ -176,20 +180,30 @@ func (l *Loop) createEvery() time.Duration {
 	return l.CreateEvery()
 }
 
-// Explain plans a group as the next pass would and starts nothing. If size is not nil, Explain plans the group with
-// that size instead of its own. It returns false for a group that is gone. It may be called at any time and waits for a
-// pass that is running.
-func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.Explanation, bool) {
+// Explain plans a group as the next pass would and starts nothing. It returns false for a group that is gone. It may be
+// called at any time and waits for a pass that is running.
+func (l *Loop) Explain(key config.GroupKey) (plan.Snapshot, plan.Explanation, bool) {
 	l.mu.Lock()
 	snapshot, ok := l.snapshot(key, l.State.Health(l.Env.Now()), nil)
 	l.mu.Unlock()
 	if !ok {
 		return snapshot, plan.Explanation{}, false
 	}
-	if size != nil {
-		snapshot.Group.FixSize(int(*size))
-	}
 	return snapshot, plan.Explain(snapshot), true
+}
+
+// ExplainChange plans a group as [Loop.Explain] does, as if a change had been made. It also returns the group after the
+// change.
+func (l *Loop) ExplainChange(key config.GroupKey, change shardstate.Supposition) (plan.Snapshot, plan.Explanation,
+	shardstate.GroupView, bool) {
+	snapshot, view, ok := l.State.Suppose(key, change)
+	if !ok {
+		return snapshot, plan.Explanation{}, view, false
+	}
+	l.mu.Lock()
+	l.limit(&snapshot, l.State.Health(snapshot.Now))
+	l.mu.Unlock()
+	return snapshot, plan.Explain(snapshot), view, true
 }
 
 // next computes the plan of one group. It reports to l.Planned how long the computation took.

@@ -68,7 +68,7 @@ func TestCreateRateLimit(t *testing.T) {
 				break // one of them may have all its instances
 			}
 			view, _ := state.GroupView(key)
-			_, explained, _ := loop.Explain(key, nil)
+			_, explained, _ := loop.Explain(key)
 			if view.Blocked != text || explained.Blocked != text || !view.BlockedUntil.Equal(last.Add(every)) ||
 				!explained.BlockedUntil.Equal(last.Add(every)) {
 				t.Fatalf("%s is blocked by %q until %s and by %q until %s, want %q until %s", key, view.Blocked,

@@ -37,6 +37,9 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 	checked := 0
 	for i := range methods.Len() {
 		method := methods.Get(i)
+		if method.Name() == "ExplainChange" {
+			continue // its fields are requests of other methods, which check them
+		}
 		base := bases[string(method.Name())]
 		if base == nil {
 			base = dynamicpb.NewMessage(method.Input())

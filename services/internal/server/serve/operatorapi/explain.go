@@ -33,16 +33,23 @@ func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupReques
 	if err := groupName("group", name); err != nil {
 		return nil, err
 	}
-	if req.GetSize() > config.MaxGroupSize { // the plan of a larger group would need too much memory
-		return nil, invalid("size", "%d is more than %d, the most instances that a group can have", req.GetSize(),
-			config.MaxGroupSize)
-	}
 	key := c.key(name)
-	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)
+	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key)
 	if !ok {
 		return nil, errNoGroup(key)
 	}
-	answer := &nstancev1.ExplainGroupResponse{Group: name, PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
+	answer := c.explained(key, snapshot, e, about)
+	if req.GetInstanceId() != "" && len(answer.GetInstances()) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"instance_id: instance %s is %s, so that no rule applies to it", only.Record.ID, only.Record.State)
+	}
+	return answer, nil
+}
+
+// explained describes the plan of a group, as far as it is about the instances that the function "about" selects.
+func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Explanation,
+	about func(...ident.ID) bool) *nstancev1.ExplainGroupResponse {
+	answer := &nstancev1.ExplainGroupResponse{Group: key.Group, PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
 		Desired: uint32(e.Desired), BlockedReason: e.Blocked, BlockedUntil: timestamp(e.BlockedUntil),
 		NextPlanAt:     timestamp(e.NextPlan),
 		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
@@ -70,14 +77,10 @@ func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupReques
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
 			Refused: i.Refused, DrainWaits: v.DrainWaits})
 	}
-	if req.GetInstanceId() != "" && len(answer.GetInstances()) == 0 {
-		return nil, status.Errorf(codes.FailedPrecondition,
-			"instance_id: instance %s is %s, so that no rule applies to it", only.Record.ID, only.Record.State)
-	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {
 			answer.Errors = append(answer.Errors, errorEvent(event))
 		}
 	}
-	return answer, nil
+	return answer
 }

@@ -214,6 +214,10 @@ func (c *call) ResumeGroup(_ context.Context, req *nstancev1.ResumeGroupRequest)
 	if err := c.Config.EndHalt(c, key); err != nil {
 		return nil, c.groupFault(key, err)
 	}
+	if c.rehearsal != nil {
+		c.rehearsal.resumed = true
+		return &nstancev1.ResumeGroupResponse{}, nil
+	}
 	c.state().ResumeRollout(key)
 	if view, ok := c.state().GroupView(key); ok {
 		group = c.groupStatus(view)

@@ -119,6 +119,10 @@ func (c *call) DeleteInstance(_ context.Context, req *nstancev1.DeleteInstanceRe
 		reason := cmp.Or(req.GetReason(), "requested by operator "+c.operator.String())
 		c.addEvent(record.Event{Kind: record.EventDeletionRequested, Group: view.Record.Group, Instance: id.String(),
 			Message: reason})
+		if c.rehearsal != nil {
+			c.rehearseDeletion(id, reason)
+			return answer, nil
+		}
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)

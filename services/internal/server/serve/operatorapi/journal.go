@@ -21,8 +21,12 @@ const eventPage = 1000
 // that came later.
 const followPage, followQueue = 32, 128
 
-// addEvent adds to the journal an event that the caller caused. The server logs each event of the journal.
+// addEvent adds to the journal an event that the caller caused. The server logs each event of the journal. In a
+// rehearsal, addEvent does nothing.
 func (c *call) addEvent(e record.Event) {
+	if c.rehearsal != nil {
+		return
+	}
 	e.Tenant, e.Actor = c.tenant, cmp.Or(c.name, c.operator.String())
 	c.Journal.Record(e)
 }

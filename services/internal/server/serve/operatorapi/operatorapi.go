@@ -140,11 +140,15 @@ type call struct {
 	// Context is cancelled when the client's call or the leadership ends.
 	context.Context
 	*Leader
-	service  *Service
-	client   context.Context
-	peer     *transport.Peer
-	tenant   string
-	operator ident.ID
+	// Config is that of the Leader, or a copy of it in a rehearsal.
+	Config *shardconfig.Manager
+	// rehearsal is set while the call plans a change instead of making it.
+	rehearsal *rehearsal
+	service   *Service
+	client    context.Context
+	peer      *transport.Peer
+	tenant    string
+	operator  ident.ID
 	// name and role come from the operator's record.
 	name string
 	role record.OperatorRole
@@ -172,7 +176,7 @@ func (c *call) begin(ctx context.Context) (end func(), err error) {
 	}
 	inner, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leader.Context, cancel)
-	c.Context, c.Leader, c.client = inner, leader, ctx
+	c.Context, c.Leader, c.Config, c.client = inner, leader, leader.Config, ctx
 	c.peer, c.tenant, c.operator = peer, peer.Identity.Tenant, peer.Identity.ID
 	end = func() {
 		stop()
@@ -181,7 +185,7 @@ func (c *call) begin(ctx context.Context) (end func(), err error) {
 	if err = c.admit(); err != nil {
 		err = c.fault("operator record", err)
 	} else {
-		err = c.permit(ctx)
+		err = c.permit(methodOf(ctx))
 	}
 	if err != nil {
 		c.logRefusal(err)

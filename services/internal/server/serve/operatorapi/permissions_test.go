@@ -218,6 +218,12 @@ func TestHostileOperator(t *testing.T) {
 			_, err := rival.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "vault"})
 			return err
 		},
+		"rehearsed roll": func() error {
+			_, err := rival.ExplainChange(t.Context(), &nstancev1.ExplainChangeRequest{
+				Change: &nstancev1.ExplainChangeRequest_RollGroup{
+					RollGroup: &nstancev1.RollGroupRequest{Group: "vault"}}})
+			return err
+		},
 	} {
 		refused(name+" of another tenant's group", ask(), codes.NotFound, "vault", "group")
 	}

@@ -30,8 +30,7 @@ type Leading struct {
 }
 
 // permit refuses a call that needs a more powerful role than the operator has.
-func (c *call) permit(ctx context.Context) error {
-	method := methodOf(ctx)
+func (c *call) permit(method string) error {
 	need := record.RoleAdmin
 	if call := nstancev1.OperatorCalls().ByName(protoreflect.Name(method)); call != nil {
 		need = record.OperatorRole(nstancev1.OptionsOf(call).GetRole())
@@ -74,7 +73,9 @@ func (c *call) GetShardStatus(_ context.Context, _ *nstancev1.GetShardStatusRequ
 func (c *call) StepDown(_ context.Context, _ *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
 	heir := c.Status().Heir
 	c.addEvent(record.Event{Kind: record.EventLeaderStepsDown, Message: "the leader steps down"})
-	c.Leader.StepDown()
+	if c.rehearsal == nil {
+		c.Leader.StepDown()
+	}
 	return &nstancev1.StepDownResponse{LeaderId: c.ID, Term: c.state().Term(), HeirId: heir}, nil
 }
 
@@ -118,6 +119,9 @@ func (c *call) ConfirmOrphans(_ context.Context, req *nstancev1.ConfirmOrphansRe
 	if !slices.Equal(present, given) {
 		return nil, status.Errorf(codes.Aborted,
 			"provider_ids: are %d, but the shard has %d orphans now: list them again", len(given), len(present))
+	}
+	if c.rehearsal != nil {
+		return &nstancev1.ConfirmOrphansResponse{Confirmed: uint32(len(present))}, nil
 	}
 	confirmed := c.state().ConfirmOrphans()
 	if c.OrphansConfirmed != nil && len(confirmed) > 0 {
