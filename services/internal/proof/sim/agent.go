@@ -72,7 +72,7 @@ func (f *fleet) boot(m *machine) {
 		group, _ := l.term.leader.State.Group(m.key)
 		m.agent.hash = group.RuntimeHash
 	}
-	m.agent.broken = f.befalls(m, agentBroken)
+	m.agent.broken = f.befalls(m, agentBroken) || f.isBad(m)
 	f.startVerdict(m)
 	m.agent.ready = w.sched.now.Add(m.dice.between(0, 20*time.Second))
 	switch d := f.versionDice(m); {
@@ -253,11 +253,17 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
+// isBad reports whether a VM has the bad configuration of the World's trial.
+func (f *fleet) isBad(m *machine) bool {
+	rec := f.world.bucket.byID[m.id]
+	return rec != nil && f.world.people.isBad(m.key, rec.InfraHash)
+}
+
 // versionDice returns a stream of random numbers for the fault versionBad, or nil if the fault does not occur. All
 // instances with the infra configuration of m share one stream.
 func (f *fleet) versionDice(m *machine) *dice {
 	rec := f.world.bucket.byID[m.id]
-	if rec == nil {
+	if rec == nil || f.world.people.trial != nil && f.world.people.trial.group.key == m.key {
 		return nil
 	}
 	d := f.world.roll(string(versionBad), hashText(rec.InfraHash))

@@ -128,7 +128,7 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	for _, m := range w.fleet.order {
 		other, v := w.bucket.byID[m.id], &m.verdict
 		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
-			t.unseen(other) || t.hasFailed(key, other) {
+			other.Preserved != nil || t.unseen(other) || t.hasFailed(key, other) {
 			continue
 		}
 		known := v.term == t && v.wasHealthy && v.rounds > 1 && w.sched.now.Sub(v.refusedSince) > minute
@@ -186,8 +186,8 @@ func (f *fleet) keepOneRefused() {
 	kept := false
 	for _, m := range f.order {
 		g := f.world.people.spec(m.key)
-		if a := &m.agent; kept || g == nil || !g.asksBalancers() || m.onDemand || a.refused || m.doomed() ||
-			!a.registered {
+		if a := &m.agent; kept || g == nil || !g.asksBalancers() || m.onDemand || f.world.isPreserved(m) ||
+			a.refused || m.doomed() || !a.registered {
 			f.world.endFault(&m.verdict.refused)
 		}
 		kept = kept || f.world.sched.now.Before(m.verdict.refused)
@@ -197,7 +197,8 @@ func (f *fleet) keepOneRefused() {
 // checkNoneRefused checks that each remaining instance is healthy in its load balancers.
 func (w *World) checkNoneRefused(t *term) {
 	for _, m := range w.fleet.order {
-		if w.sched.now.Before(m.verdict.refused) && t.groups[m.key].LoadBalancerHealth && !m.onDemand {
+		if w.sched.now.Before(m.verdict.refused) && t.groups[m.key].LoadBalancerHealth && !m.onDemand &&
+			!w.isPreserved(m) {
 			w.fail(ruleVerdict, "%s is unhealthy in its load balancer since the end of the faults, and is not "+
 				"replaced: %s", m.id, w.describe(m.key))
 		}

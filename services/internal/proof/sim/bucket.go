@@ -25,27 +25,28 @@ type bucket struct {
 
 // document holds the fields of a record that the checks need. The code under test decodes and validates the rest.
 type document struct {
-	ID           ident.ID     `json:"id"`
-	State        record.State `json:"state"`
-	Revision     uint64       `json:"revision"`
-	Term         uint64       `json:"term"`
-	ReservedTerm uint64       `json:"reserved_term"`
-	Writer       string       `json:"writer"`
-	Tenant       string       `json:"tenant"`
-	Group        string       `json:"group"`
-	OnDemand     bool         `json:"on_demand"`
-	Spot         bool         `json:"spot"`
-	Image        string       `json:"image"`
-	ProviderID   string       `json:"provider_id"`
-	PublicKey    []byte       `json:"public_key"`
-	NonceID      string       `json:"nonce_id"`
-	Reason       string       `json:"delete_reason"`
-	DeletingAt   time.Time    `json:"deleting_at"`
-	Deadline     time.Time    `json:"delete_deadline"`
-	DeletedAt    time.Time    `json:"deleted_at"`
-	InfraHash    string       `json:"infra_config_hash"`
-	RegisteredAt time.Time    `json:"registered_at"`
-	CreatedAt    time.Time    `json:"created_at"`
+	ID           ident.ID          `json:"id"`
+	State        record.State      `json:"state"`
+	Revision     uint64            `json:"revision"`
+	Term         uint64            `json:"term"`
+	ReservedTerm uint64            `json:"reserved_term"`
+	Writer       string            `json:"writer"`
+	Tenant       string            `json:"tenant"`
+	Group        string            `json:"group"`
+	OnDemand     bool              `json:"on_demand"`
+	Spot         bool              `json:"spot"`
+	Image        string            `json:"image"`
+	ProviderID   string            `json:"provider_id"`
+	PublicKey    []byte            `json:"public_key"`
+	NonceID      string            `json:"nonce_id"`
+	Reason       string            `json:"delete_reason"`
+	DeletingAt   time.Time         `json:"deleting_at"`
+	Deadline     time.Time         `json:"delete_deadline"`
+	DeletedAt    time.Time         `json:"deleted_at"`
+	Preserved    *record.Preserved `json:"preserved"`
+	InfraHash    string            `json:"infra_config_hash"`
+	RegisteredAt time.Time         `json:"registered_at"`
+	CreatedAt    time.Time         `json:"created_at"`
 
 	removed bool
 	// doubtful means that a server does not know whether its write of the decision to delete the instance took effect.
@@ -92,7 +93,13 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		if b.records[r.Key] == nil && next.State == record.Deleted {
 			b.world.checkOrphan(s, &next)
 		}
-		if have := b.records[r.Key]; have != nil && have.stays() && next.State == record.Deleting {
+		switch have := b.records[r.Key]; {
+		case have == nil:
+		case have.stays() && next.State == record.Deleting:
+			b.world.checkRemoval(s, have, &next)
+		case have.counts() && next.stays() && next.Preserved != nil:
+			next.Reason = next.Preserved.Reason
+			b.world.checkPreserve(s, have, &next)
 			b.world.checkRemoval(s, have, &next)
 		}
 		if next.State == record.Deleted {
@@ -108,7 +115,7 @@ func (b *bucket) entered(s *server, r mem.Request) {
 func (b *bucket) doubt(key string, body []byte) {
 	if have := b.records[key]; have != nil && strings.HasPrefix(key, recordPrefix) {
 		next, _ := b.parse(key, body)
-		have.doubtful = have.doubtful || next.State == record.Deleting
+		have.doubtful = have.doubtful || next.State == record.Deleting || next.Preserved != nil && have.Preserved == nil
 	}
 }
 
@@ -165,7 +172,7 @@ func (b *bucket) changed(key string, body []byte) {
 	}
 	b.checkStep(have, &next)
 	next.removed, next.decided, next.doubtful = false, have.decided, have.doubtful
-	if next.State == record.Deleting && have.State != record.Deleting {
+	if have.counts() && !next.counts() {
 		next.decided = decision{next.Term, w.sched.now}
 	}
 	*have = next
@@ -201,6 +208,8 @@ func (b *bucket) checkStep(have, next *document) {
 		w.fail(ruleOneVM, "%s has VM %s, and now %s", have.ID, have.ProviderID, next.ProviderID)
 	case len(have.PublicKey) > 0 && (!bytes.Equal(next.PublicKey, have.PublicKey) || next.NonceID != have.NonceID):
 		w.fail(ruleOneKey, "the nonce of %s is consumed twice", have.ID)
+	case have.Preserved != nil && (next.Preserved == nil || !next.Preserved.At.Equal(have.Preserved.At)):
+		w.fail(rulePreserve, "%s is preserved since %v, and now %+v", have.ID, have.Preserved.At, next.Preserved)
 	case have.State == record.Deleting && next.State == record.Deleting && next.Deadline.After(have.Deadline):
 		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}

@@ -130,14 +130,14 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 			switch {
 			case d == nil || d.removed || m.onDemand:
 			case d.ReservedTerm < t.number && m.since.Before(t.listed):
-				if d.stays() || d.State == record.Reserved {
+				if d.counts() || d.State == record.Reserved {
 					n++
 				}
 			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
 				w.sched.now.Sub(d.since) < minute:
 				// Do not count this VM: an earlier leader sent its create call, and this leader learned of it within
 				// the last minute.
-			case d.stays():
+			case d.counts():
 				n++
 			}
 		}
@@ -230,6 +230,8 @@ func (w *World) checkRest() {
 		switch {
 		case d == nil || d.removed:
 			w.fail(ruleAtRest, "VM %s of %s has no record", m.providerID, m.id)
+		case d.Preserved != nil:
+			w.fail(rulePreserve, "%s is preserved since %v, and its time is over", d.ID, d.Preserved.At)
 		case d.State != record.Registered:
 			w.fail(ruleAtRest, "VM %s of %s exists, its record has state %s", m.providerID, m.id, d.State)
 		case d.ProviderID != m.providerID:
@@ -239,6 +241,7 @@ func (w *World) checkRest() {
 		}
 	}
 	w.checkGroups(s.term, have)
+	w.checkTrial(s.term)
 	w.checkNoneFails()
 	w.checkNoneRefused(s.term)
 	for _, d := range w.bucket.order {

@@ -18,7 +18,7 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	for _, m := range w.fleet.order {
 		other, a := w.bucket.byID[m.id], &m.agent
 		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
-			t.unseen(other) || a.notice || a.powerOff || t.hasFailed(key, other) {
+			other.Preserved != nil || t.unseen(other) || a.notice || a.powerOff || t.hasFailed(key, other) {
 			continue
 		}
 		known := a.leader == t.leader && !a.failsSince.IsZero() && w.sched.now.Sub(a.failsSince) > minute
@@ -52,7 +52,8 @@ func (w *World) endFault(until *time.Time) {
 func (f *fleet) keepOneFailing() {
 	kept := false
 	for _, m := range f.order {
-		if a := &m.agent; kept || m.onDemand || a.refused || a.notice || a.powerOff || !a.registered {
+		if a := &m.agent; kept || m.onDemand || f.world.isPreserved(m) || a.refused || a.notice ||
+			a.powerOff || !a.registered {
 			f.world.endFault(&a.failing)
 		}
 		kept = kept || f.world.sched.now.Before(m.agent.failing)
@@ -62,7 +63,7 @@ func (f *fleet) keepOneFailing() {
 // checkNoneFails checks that no remaining instance has a failing health check.
 func (w *World) checkNoneFails() {
 	for _, m := range w.fleet.order {
-		if w.sched.now.Before(m.agent.failing) && !m.onDemand {
+		if w.sched.now.Before(m.agent.failing) && !m.onDemand && !w.isPreserved(m) {
 			w.fail(ruleChecks, "the health check of %s fails since the end of the faults, and it is not replaced: %s",
 				m.id, w.describe(m.key))
 		}

@@ -103,6 +103,9 @@ func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 		w.people.applied = max(w.people.applied, version)
 	}
 	t.version = version
+	if !t.server.fooled {
+		w.people.trial.applied(version, groups)
+	}
 	for key, g := range groups {
 		if before, ok := t.groups[key]; !ok || plan.EndsRollout(&before, &g) {
 			t.rolloutAt[key] = w.sched.now
@@ -131,6 +134,7 @@ func (t *term) Halt(ctx context.Context, key config.GroupKey, version record.Gro
 // KeepGood implements execute.Groups.
 func (t *term) KeepGood(ctx context.Context, key config.GroupKey, version record.GroupVersion,
 	images map[string]string, at time.Time) error {
+	t.server.world.checkGood(t, key)
 	return t.manage(func(m *shardconfig.Manager) error { return m.KeepGood(ctx, key, version, images, at) })
 }
 

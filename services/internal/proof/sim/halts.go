@@ -21,7 +21,7 @@ func (t *term) EndHalt(ctx context.Context, key config.GroupKey) error {
 	if g, ok := t.groups[key]; ok && g.Halt != nil && g.Rollout.HaltOnFailures > 0 && !t.server.fooled &&
 		!w.recentlyFooled() && g.Wanted().Version(t.image).Is(g.Halt.Failed) {
 		for _, d := range w.bucket.order {
-			if d.stays() && !d.OnDemand && d.key() == key && !t.current(*g.Wanted(), d) && !t.protects(key, d) {
+			if d.counts() && !d.OnDemand && d.key() == key && !t.current(*g.Wanted(), d) && !t.protects(key, d) {
 				w.fail(ruleHalt, "the halt of %s ends, and %s is outdated", key, d.ID)
 			}
 		}
@@ -47,7 +47,7 @@ func (w *World) checkRolledBack(t *term, g config.Group) {
 		return
 	}
 	for _, d := range w.bucket.order {
-		if d.stays() && !d.OnDemand && d.key() == g.GroupKey && t.hasFailed(g.GroupKey, d) &&
+		if d.counts() && !d.OnDemand && d.key() == g.GroupKey && t.hasFailed(g.GroupKey, d) &&
 			!t.protects(g.GroupKey, d) {
 			w.fail(ruleAtRest, "%s has the configuration from which %s has returned: %s", d.ID, g.GroupKey,
 				w.describe(g.GroupKey))

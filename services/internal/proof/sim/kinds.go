@@ -93,23 +93,31 @@ const (
 
 // Actions of people and of the operator.
 const (
-	bucketCopied Kind = "bucket copied" // and a server uses the copy
-	resize       Kind = "size changed"
-	newInfra     Kind = "infra changed"
-	newRuntime   Kind = "runtime changed"
-	newRollout   Kind = "rollout changed"
-	newImage     Kind = "new image"
-	groupGone    Kind = "group added or removed"
-	rebalance    Kind = "balancers changed"
-	expiryOn     Kind = "expiry switched"
-	emptying     Kind = "shard emptied"
-	invalid      Kind = "invalid config"
-	groupChanged Kind = "operator changes group"
-	madeOne      Kind = "operator creates"
-	removedOne   Kind = "operator deletes"
-	protectedOne Kind = "operator protects" // or ends that
-	watchCut     Kind = "watch cut"
-	neverDrains  Kind = "operator drains not"
+	bucketCopied  Kind = "bucket copied" // and a server uses the copy
+	resize        Kind = "size changed"
+	newInfra      Kind = "infra changed"
+	newRuntime    Kind = "runtime changed"
+	newRollout    Kind = "rollout changed"
+	newImage      Kind = "new image"
+	groupGone     Kind = "group added or removed"
+	rebalance     Kind = "balancers changed"
+	expiryOn      Kind = "expiry switched"
+	emptying      Kind = "shard emptied"
+	invalid       Kind = "invalid config"
+	groupChanged  Kind = "operator changes group"
+	madeOne       Kind = "operator creates"
+	removedOne    Kind = "operator deletes"
+	protectedOne  Kind = "operator protects" // or ends that
+	watchCut      Kind = "watch cut"
+	neverDrains   Kind = "operator drains not"
+	failsKept     Kind = "VM to keep fails" // its health check
+	released      Kind = "operator releases"
+	newPreserve   Kind = "preserve changed"
+	goodConfig    Kind = "trial of a good configuration"
+	badConfig     Kind = "trial of a bad configuration"
+	fixedConfig   Kind = "bad configuration corrected"
+	killedUndoing Kind = "leader killed during a trial"
+	killedKeeping      = "leader killed while it preserves"
 )
 
 // odds says how often a kind of fault occurs in a World that has this kind.
@@ -159,7 +167,7 @@ var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps
 func Kinds() []Kind {
 	var kinds []Kind
 	kinds = append(kinds, bucketCopied) // planCopies decides on it
-	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
+	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes, ofPreserved, ofTrials} {
 		for _, o := range all {
 			kinds = append(kinds, o.kind)
 		}

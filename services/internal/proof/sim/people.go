@@ -48,6 +48,7 @@ type people struct {
 	drained  map[ident.ID]bool
 	// protected maps each protected instance to the time at which a server acknowledged the protection.
 	protected map[ident.ID]time.Time
+	trial     *trial                          // nil: none
 	rolled    map[config.GroupKey][]time.Time // when the replacement of each outdated instance was decided on
 }
 
@@ -66,6 +67,7 @@ type spec struct {
 	schedules      []config.Schedule
 	purchase       *config.Purchase
 	ignores        bool // maintenance
+	preserve       config.Preserve
 }
 
 // wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
@@ -76,6 +78,7 @@ type wish struct {
 }
 
 func newPeople(w *World) people {
+	keeps := w.dice("preserves").IntN(3) == 0
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
 		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]time.Time{}}
@@ -103,6 +106,9 @@ func newPeople(w *World) people {
 		g.drawRollout(w.dice("rollout", uint64(i)), w.opts.Limited)
 		g.drawPurchase(w.dice("purchase", uint64(i)))
 		g.drawAdvice(w.dice("advice", uint64(i)))
+		if keeps {
+			g.drawPreserve(w.dice("preserve", uint64(i)))
+		}
 		p.groups = append(p.groups, g)
 	}
 	p.rate = rng.IntN(5) == 0
@@ -158,7 +164,9 @@ func (p *people) document() []byte {
 		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
 			Rollout: &g.rollout, Disruption: g.limits(), Schedules: g.schedules, Purchase: g.purchase,
-			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""}, Args: map[string]any{"image": g.infra}}
+			Preserve: g.preserved(),
+			Vars:     map[string]string{"v": fmt.Sprint(g.runtime), "version": ""},
+			Args:     map[string]any{"image": g.infra}}
 	}
 	body, err := json.Marshal(s)
 	if err != nil {
@@ -171,6 +179,7 @@ func (p *people) document() []byte {
 func (p *people) apply() {
 	p.version++
 	p.sound = true
+	p.trial.note(p.version)
 	p.write(p.document())
 }
 
@@ -353,7 +362,14 @@ func (p *people) confirm() {
 // converge, such as an expiry or a paused rollout.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
+	if p.trial != nil {
+		p.trial.settle()
+	}
 	for _, g := range p.groups {
+		g.preserve.For = min(g.preserve.For, restingFor)
+		if p.trial != nil && p.trial.kept && p.trial.group == g {
+			continue
+		}
 		g.rollout, g.disruption = config.Rollout{MaxUnavailable: g.rollout.MaxUnavailable,
 			OnImageChange: g.rollout.OnImageChange}, config.Disruption{}
 	}

@@ -16,7 +16,7 @@ import (
 func (p *people) protect(t *term, d *dice) {
 	w := p.world
 	m := w.fleet.any(d)
-	if m == nil || m.onDemand || w.bucket.byID[m.id] == nil {
+	if m == nil || m.onDemand || w.bucket.byID[m.id] == nil || w.isPreserved(m) {
 		return
 	}
 	_, ends := p.protected[m.id]
@@ -24,7 +24,7 @@ func (p *people) protect(t *term, d *dice) {
 	if d.IntN(2) == 0 {
 		ids = nil
 		for _, other := range w.fleet.order {
-			if other.key == m.key && !other.onDemand && w.bucket.byID[other.id] != nil {
+			if other.key == m.key && !other.onDemand && w.bucket.byID[other.id] != nil && !w.isPreserved(other) {
 				ids = append(ids, other.id)
 			}
 		}
@@ -65,7 +65,7 @@ func (p *people) protect(t *term, d *dice) {
 // countProtected counts the protected instances of a group. The group keeps them even if its size is smaller.
 func (w *World) countProtected(g config.Group) (n int) {
 	for _, m := range w.fleet.order {
-		if m.key == g.GroupKey && !m.onDemand && slices.Contains(g.Protected, m.id) {
+		if m.key == g.GroupKey && !m.onDemand && !w.isPreserved(m) && slices.Contains(g.Protected, m.id) {
 			n++
 		}
 	}
@@ -100,9 +100,9 @@ func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason
 // nothing has disturbed the agent or the VM in the last two minutes.
 func (w *World) isWell(t *term, m *machine) bool {
 	a, s, long := &m.agent, t.server, w.sched.now.Add(-2*minute)
-	return m.state == infra.Running && w.bucket.byID[m.id].State == record.Registered && a.leader == t.leader &&
-		!m.doomed() && a.wasHealthy && !a.refused && t.began.Before(long) && a.mute.Before(long) &&
-		a.sick.Before(long) && a.failing.Before(long) && w.checksDown.Before(long) &&
+	return m.state == infra.Running && w.bucket.byID[m.id].State == record.Registered && !w.isPreserved(m) &&
+		a.leader == t.leader && !m.doomed() && a.wasHealthy && !a.refused && t.began.Before(long) &&
+		a.mute.Before(long) && a.sick.Before(long) && a.failing.Before(long) && w.checksDown.Before(long) &&
 		m.verdict.refused.Before(long) && w.refusing.Before(long) &&
 		w.sched.now.Sub(a.rebootAt) > rebootTime && a.ready.Before(long) && s.deaf.Before(long) &&
 		s.pausedUntil.Before(long)

@@ -54,7 +54,8 @@ func (w *World) endCommonFault() {
 	groups := map[config.GroupKey]*share{}
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
-		if d == nil || d.removed || d.State != record.Registered || !m.alive() || m.doomed() || t.unseen(d) {
+		if d == nil || d.removed || d.State != record.Registered || d.Preserved != nil || !m.alive() ||
+			m.doomed() || t.unseen(d) {
 			continue
 		}
 		down := t.knowsDown(m, long)

@@ -50,7 +50,9 @@ var reasons = []struct {
 	{"it has reached its age, and enough others are healthy", rotation},
 	{"it has reached its age", elsewhere}, // this is the time to replace it, too
 	{"its infra configuration is out of date", rotation},
-	{"its agent did not register in time", elsewhere},
+	{notRegistered, elsewhere},
+	{forTimeOver, elsewhere},
+	{aboveMax, elsewhere},
 	{"its VM ended before its agent registered", vmEnded},
 	{"its VM is gone", vmEnded},
 	{"its VM has stopped or is stopping", vmEnded},
@@ -98,6 +100,12 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 	if m := w.fleet.byInstance[d.ID]; why == vmEnded && m != nil && m.alive() {
 		w.fail(ruleGone, "%s is removed (%s), and it runs", d.ID, next.Reason)
+	}
+	if d.Preserved != nil {
+		if !s.fooled && !w.recentlyFooled() {
+			w.checkPreserved(t, key, d, next.Reason)
+		}
+		return
 	}
 	if d.OnDemand {
 		return
@@ -186,8 +194,9 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 		// Also count an instance whose deletion this leader did not know when it planned: an earlier leader wrote the
 		// deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an instance
 		// if this leader's write of the deletion failed, because another write came first.
-		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
-		stays := unseen || d.stays() && counts(d)
+		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0) ||
+			d.Preserved != nil && t.unseen(d)
+		stays := unseen || d.counts() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
 			n++
 		}
@@ -240,7 +249,7 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 	late := w.sched.now.Add(-w.silenceNoticedAfter())
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
-		if !m.alive() || m.doomed() || d == nil || d.removed || t.unseen(d) || !of(m, d) {
+		if !m.alive() || m.doomed() || d == nil || d.removed || d.Preserved != nil || t.unseen(d) || !of(m, d) {
 			continue
 		}
 		a := &m.agent

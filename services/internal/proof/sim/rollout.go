@@ -85,11 +85,11 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 			d.RegisteredAt.IsZero() {
 			continue
 		}
-		if m := w.fleet.byInstance[d.ID]; d.stays() && t.marked[d.ID] <= d.Revision && m != nil && m.alive() &&
+		if m := w.fleet.byInstance[d.ID]; d.counts() && t.marked[d.ID] <= d.Revision && m != nil && m.alive() &&
 			!m.doomed() {
 			running++
 		}
-		if stayed := d.stays() || d.since.After(decided) || d.decided.at.After(decided); stayed &&
+		if stayed := d.counts() || d.since.After(decided) || d.decided.at.After(decided); stayed &&
 			decided.Sub(d.RegisteredAt) >= time.Duration(g.Rollout.BakeTime)-2*wallSkew {
 			baked++
 		}
@@ -109,10 +109,11 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 	}
 	failures := 0
 	for _, d := range w.bucket.order {
-		why := whyOf(d.Reason)
+		reason := d.failure()
+		why := whyOf(reason)
 		failed := why == silence || why == unfit || why == failing ||
-			strings.HasPrefix(d.Reason, "its agent did not register in time") ||
-			strings.HasPrefix(d.Reason, "its VM ended before its agent registered")
+			strings.HasPrefix(reason, notRegistered) ||
+			strings.HasPrefix(reason, "its VM ended before its agent registered")
 		if failed && !d.doubtful && !d.OnDemand && d.key() == key && t.current(g, d) && d.decided.term == t.number &&
 			d.decided.at.After(t.rolloutAt[key]) && decided.Sub(d.decided.at) > countedBy {
 			failures++

@@ -200,6 +200,8 @@ func (w *World) Run() (result Result, err error) {
 	}
 	w.plan()
 	w.planCopies()
+	w.planPreserved()
+	w.planTrial()
 	w.operate.run()
 	broken := func() bool { return w.err != nil }
 

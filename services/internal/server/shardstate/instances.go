@@ -243,7 +243,8 @@ func (s *State) TerminateRequested(id ident.ID) {
 // Balanced does nothing.
 func (s *State) Balanced(id ident.ID, in bool, began time.Time) {
 	s.change(id, func(i *instance) {
-		if !i.plan.BalancedAt.After(began) {
+		again := !in && i.plan.Deregistered // its load balancers have finished its requests since the first time
+		if !i.plan.BalancedAt.After(began) && !again {
 			i.plan.InLoadBalancers, i.plan.Deregistered, i.plan.BalancedAt = in, !in, s.opts.Now()
 		}
 	})

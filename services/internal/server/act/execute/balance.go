@@ -68,9 +68,9 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 }
 
 // balancersUntil returns when the load balancers of an instance's group end the requests that the instance still has,
-// if they removed it at the given time. The zero value means that they end them immediately, or that the instance was
-// never registered with them.
-func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, removed time.Time) (time.Time, error) {
+// if it leaves them at the time now or has left them before. The zero value means that they end them immediately, or
+// that the instance was never registered with them.
+func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, now time.Time) (time.Time, error) {
 	group, ok := x.State.Group(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group})
 	balancers, able := infra.Capability[infra.DeregistrationDelay](x.Provider)
 	if !ok || !able || !x.maybeBalanced(rec) {
@@ -90,14 +90,16 @@ func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, remo
 	if longest == 0 {
 		return time.Time{}, nil
 	}
-	return removed.Add(longest), nil
+	if view, _ := x.State.Instance(rec.ID); view.Plan.Deregistered {
+		now = view.Plan.BalancedAt
+	}
+	return now.Add(longest), nil
 }
 
 // maybeBalanced reports whether an instance may have been registered with load balancers. A leader registers only
-// instances that were healthy. It does not know whether an instance of a former leader was healthy then. A preserved
-// instance left them before.
+// instances that were healthy. It does not know whether an instance of a former leader was healthy then.
 func (x *Executor) maybeBalanced(rec record.Instance) bool {
-	if rec.RegisteredAt.IsZero() || rec.Preserved != nil {
+	if rec.RegisteredAt.IsZero() {
 		return false
 	}
 	view, _ := x.State.Instance(rec.ID)

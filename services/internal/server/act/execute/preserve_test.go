@@ -62,12 +62,14 @@ func TestPreserve(t *testing.T) {
 		if group, _ := b.State.GroupView(workers); group.Preserved != 1 || group.Actual != 0 {
 			t.Errorf("%d preserved, %d in all", group.Preserved, group.Actual)
 		}
-		// Its deletion does not wait for its load balancers again.
-		b.delays = map[string]time.Duration{"lb1": time.Hour}
+		// Its deletion waits until its load balancers have finished its requests since it left them.
+		left := time.Now()
+		time.Sleep(20 * time.Second)
+		b.delays = map[string]time.Duration{"lb1": 30 * time.Second}
 		b.leave(id)
 		b.do(plan.Action{Kind: plan.Drain, Instance: id, Deadline: time.Now().Add(time.Minute)})
-		if view := b.view(id); !view.Plan.BalancersUntil.IsZero() || !view.PreservedUntil.IsZero() ||
-			view.Record.Preserved == nil {
+		b.wantBalancersUntil(id, left, 30*time.Second)
+		if view := b.view(id); !view.PreservedUntil.IsZero() || view.Record.Preserved == nil {
 			t.Errorf("%+v", view.Plan)
 		}
 	})
