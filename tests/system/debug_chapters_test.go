@@ -48,7 +48,7 @@ func (s *story) instanceChapters() []chapter {
 		told: told{kind: "alert_raised", cause: "rollout_halted", text: "the rollout is halted: at least 1 instances",
 			rule: "(rule 47)", grouped: true, pages: []string{"groups/" + group},
 			metric: `nstance_alert_active{kind="rollout_halted"`,
-			alerts: []string{"NstanceAlertActive backoff", "NstanceAlertActive rollout_halted"},
+			alerts: []string{"NstanceAlertActive backoff", "NstanceRolloutHalted "},
 			doctor: []string{"alert backoff of group " + group, "alert rollout_halted of group " + group}},
 		commands: []expectation{
 			{"explain group", false, []string{"rollout_halted", "(rule 47)"}},

@@ -39,6 +39,7 @@ func TestMetricsOfAShard(t *testing.T) {
 		group("nstance_group_drifted"):                                            "0",
 		group("nstance_group_preserved"):                                          "0",
 		group("nstance_group_paused"):                                             "0",
+		group("nstance_group_halted"):                                             "0",
 		`nstance_leader_changes_total{cause="first",cluster="test",shard="a"}`:    "1",
 		`nstance_leader_changes_total{cause="released",cluster="test",shard="a"}`: "0",
 		`nstance_alert_active{cluster="test",kind="backoff",shard="a"}`:           "0",

@@ -78,7 +78,7 @@ var mutants = []mutant{
 	{name: "preserve unbounded", quick: true, why: "the newest failed instances are preserved in place of older ones",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.preserve",
 			Find:    "p || i.Work == Preserving",
-			Replace: "false"}},
+			Replace: "p && false"}},
 	{name: "preserved for good", why: "preserved instances are never terminated",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.endOfPreservation",
 			Find:    "!PreservedUntil(a, i).After(n)",

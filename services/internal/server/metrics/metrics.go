@@ -243,6 +243,8 @@ type Group struct {
 	Tenant, Name                                 string
 	Desired, Actual, Healthy, Drifted, Preserved int
 	Paused                                       bool
+	// Halted means that the alert about a halted rollout of the group is active.
+	Halted bool
 }
 
 // CA is a CA that issues certificates.
@@ -277,6 +279,8 @@ var (
 		"infrastructure configuration, while leading.", "tenant", "group")
 	groupPaused = shardDesc("nstance_group_paused", "1 if the rollouts of the group are paused, while leading.",
 		"tenant", "group")
+	groupHalted = shardDesc("nstance_group_halted", "1 if the rollout of the group is halted, or the group runs its last "+
+		"good configuration because it was, while leading.", "tenant", "group")
 	instances  = shardDesc("nstance_instances", "Live instances of the shard; 0 on a standby.")
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")
@@ -302,6 +306,13 @@ func (shardCollector) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 // Collect implements prometheus.Collector.
 func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 	shard := c.read()
@@ -324,11 +335,8 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 		set(groupHealthy, float64(g.Healthy), g.Tenant, g.Name)
 		set(groupPreserved, float64(g.Preserved), g.Tenant, g.Name)
 		set(groupDrifted, float64(g.Drifted), g.Tenant, g.Name)
-		paused := 0.0
-		if g.Paused {
-			paused = 1
-		}
-		set(groupPaused, paused, g.Tenant, g.Name)
+		set(groupPaused, oneIf(g.Paused), g.Tenant, g.Name)
+		set(groupHalted, oneIf(g.Halted), g.Tenant, g.Name)
 	}
 	for _, kind := range plan.AlertKinds() {
 		set(alerts, float64(shard.Alerts[kind]), string(kind))

@@ -1,14 +1,21 @@
 package shardconfig
 
 import (
+	"context"
+	"crypto/rand"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
 	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/mem"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 var haltedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -85,6 +92,61 @@ func TestRollbackOutlivesLeaders(t *testing.T) {
 	l.refresh(t, Updated)
 	if g := l.group(static); g.Halt != nil || g.Vars["v"] != "two" {
 		t.Errorf("an ended halt is back: %+v", g)
+	}
+}
+
+// TestRollbackOutlivesARotationOfTheCA rotates the CA, which signs what is stored about rollouts. A leader begins after
+// each step, as it does when it follows the rotation, and must keep the rollback and the good configuration.
+func TestRollbackOutlivesARotationOfTheCA(t *testing.T) {
+	key, err := envelope.NewKey(make([]byte, envelope.KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := mem.New()
+	secrets := secretstore.NewObjects(secretstore.Options{Bucket: store, Cluster: "example",
+		Ring: keyring.Ring{Current: key}, Rand: rand.Reader})
+	open := func() *bucket {
+		return &bucket{store, clusterstate.New(clusterstate.Options{Cluster: store, Shard: store, ClusterID: "example",
+			ShardID: shardName, Secrets: secrets, Rand: rand.Reader, Now: time.Now})}
+	}
+	b := open()
+	if _, _, err := b.state.EnsureCA(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.write(t, rollsBack("one"))
+	l := lead(t, b, 3)
+	l.keepGood(t, static)
+	b.write(t, rollsBack("two"))
+	l.refresh(t, Updated)
+	l.halt(t, static)
+	signed := func() string {
+		t.Helper()
+		all, err := open().state.ReadRollouts(t.Context())
+		if err != nil || len(all) != 1 || all[0].Err != nil || all[0].Good == nil || all[0].Halted == nil {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		return all[0].Trust
+	}
+	trusts := map[string]bool{signed(): true}
+	rotation := open().state
+	for term, step := range []func(context.Context) (clusterstate.Rotation, error){rotation.AnnounceCA,
+		rotation.IssueFromNewCA, rotation.RemoveOldCA} {
+		r, err := step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		signed()
+		l = lead(t, open(), uint64(4+term))
+		if g := l.group(static); !g.RolledBack() || g.Vars["v"] != "one" || g.Wanted().Vars["v"] != "two" {
+			t.Fatalf("after the step %s: %+v", r.Step, g)
+		}
+		trusts[signed()] = true
+	}
+	if len(trusts) < 3 {
+		t.Errorf("it was not signed again in the steps of the rotation: %v", trusts)
+	}
+	if err := l.EndHalt(t.Context(), static); err != nil {
+		t.Fatal(err)
 	}
 }
 
