@@ -322,6 +322,11 @@ step_howto() {
 	system TestHowTo -promtool="$(scripts/tool.sh promtool)"
 }
 
+# The encryption key of a cluster rotated: each change of the configuration may change the leader once.
+step_rotatekey() {
+	system TestRotateKey
+}
+
 # The CA of a cluster rotated while a client calls it, agents run, and the rotation is interrupted: about 20 minutes.
 step_rotateca() {
 	system TestRotateCA -test.timeout=50m
@@ -344,7 +349,7 @@ step_basic() {
 # first one computes. Steps that measure times run alone, after these.
 step_parallel() {
 	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
-		labs 'stacks gcpstack install upgrade refused copied debug chaos'
+		labs 'stacks gcpstack install upgrade refused copied rotatekey debug chaos'
 }
 
 # side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the

@@ -104,8 +104,8 @@ func (a *app) refresh(ctx context.Context, s *scope, f format) error {
 				writeProblems(w, answer.Shard, r.GetProblems())
 			case answer.Err != nil:
 			case r.GetRestarting():
-				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard, result,
-					printable(r.GetEtag()))
+				fmt.Fprintf(w, "%s: configuration %s (%s), the servers restart one after the other to apply it\n",
+					answer.Shard, result, printable(r.GetEtag()))
 			default:
 				fmt.Fprintf(w, "%s: configuration %s (%s)\n", answer.Shard, result, printable(r.GetEtag()))
 			}
@@ -306,7 +306,7 @@ func (a *app) configPlanCommand() *cobra.Command {
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a configuration file with the shard's configuration in the bucket, and changes
 nothing. For each group, the command shows whether the change would replace instances, send
-them new files, or delete all of them. It also shows whether the leader would restart.
+them new files, or delete all of them. It also shows whether the servers would restart.
 
 If the configuration in the bucket is not valid, "config plan" compares the file with the
 configuration that a leader applied last. In its JSON output, the field "rolling_groups"
@@ -349,8 +349,8 @@ func (p configPlan) write(w io.Writer) {
 		fmt.Fprintf(w, "%s: %s\n", p.Shard, line)
 	}
 	if len(p.RestartingSettings) > 0 {
-		fmt.Fprintf(w, "%s: the leader restarts, because these settings are read only at the start: %s. Instances "+
-			"keep running.\n", p.Shard, list(p.RestartingSettings))
+		fmt.Fprintf(w, "%s: the servers restart one after the other, because these settings are read only at the "+
+			"start: %s. Instances keep running.\n", p.Shard, list(p.RestartingSettings))
 	}
 }
 
@@ -407,7 +407,7 @@ another cluster. It also writes nothing if another program changes the configura
 bucket at the same time.
 
 Like "config plan", "config push" shows what the change does to running instances, and
-whether the leader restarts. On a terminal, it asks for a confirmation. Without a terminal,
+whether the servers restart. On a terminal, it asks for a confirmation. Without a terminal,
 it needs --yes in two cases. In the first, the change replaces or deletes instances. In the
 second, the effects are unknown, because the bucket has only an invalid configuration, and
 no leader has applied a valid one.

@@ -64,7 +64,8 @@ func TestConfigPushNamesARestart(t *testing.T) {
 	b.init(t)
 	b.must(t, b.args("config", "push", exampleConfig(t))...)
 	path := exampleConfig(t, `"health_addr": "127.0.0.1:8990"`, `"health_addr": "127.0.0.1:9990"`)
-	const want = "the leader restarts, because these settings are read only at the start: server.advertise"
+	const want = "the servers restart one after the other, because these settings are read only at the start: " +
+		"server.advertise"
 	plan := parse[configPlan](t, b.must(t, b.args("config", "plan", path, "-o", "json")...))
 	if !slices.Equal(plan.RestartingSettings, []string{"server.advertise"}) || len(plan.RollingGroups) != 0 {
 		t.Errorf("%+v", plan)

@@ -23,9 +23,6 @@ const (
 	// configInterval is the interval at which the leader also checks what changes without a new configuration, such as
 	// the groups and the CA.
 	configInterval = 3 * time.Minute
-	// restartPatience is the longest time for which a restart waits for agents to connect to the leader's new
-	// addresses. An agent does so within a second after it is told the addresses.
-	restartPatience = 10 * time.Second
 	// reloadEvery is the number of configuration checks after which the leader reads the boot scripts and the workload
 	// CAs again. A new VM may get a script that was read up to an hour ago.
 	reloadEvery = 10
@@ -139,33 +136,9 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	s.reportRefused(leader, problems)
 	s.announceAddresses()
 	if result == shardconfig.Restart {
-		s.log.Info("the new configuration needs a restart")
-		s.restartSoon(ctx)
+		s.restartForConfig()
 	}
 	return result, problems, s.followCA(ctx)
-}
-
-// restartSoon restarts the server after a pause. The restart aborts the call that caused it, so the pause lets the
-// server send the response first. The pause also lets agents connect to the leader's new addresses: after the restart
-// they would not find the leader at its old ones.
-func (s *server) restartSoon(ctx context.Context) {
-	ctx = context.WithoutCancel(ctx)
-	s.env.Go("restart", func() {
-		const pause = 200 * time.Millisecond
-		for waited := time.Duration(0); ; waited += pause {
-			_ = s.env.Sleep(ctx, pause)
-			left := s.agents.Outdated()
-			if left == 0 {
-				break
-			}
-			if waited >= restartPatience {
-				s.log.Warn("restarting although some agents have not connected again: they try the earlier addresses "+
-					"of the leader only", "agents", left)
-				break
-			}
-		}
-		s.restart(ErrRestart)
-	})
 }
 
 // announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include the

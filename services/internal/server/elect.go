@@ -114,6 +114,7 @@ func (s *server) watchElection(status lease.Status) {
 	}
 	s.metrics.Heir.Set(heir)
 	if status.Role == election.Leader && (before == nil || before.Role != election.Leader) {
+		s.former.Store(before)
 		s.metrics.LeaderChanges.WithLabelValues(string(s.leaderChange(before))).Inc()
 	}
 }
@@ -137,7 +138,9 @@ func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
 		Log: s.log, Sleep: s.env.Sleep, Joined: s.refreshForPeer,
-		Bucket: s.documents, Refused: s.metrics.StandbysRefused.Inc})
+		Bucket: s.documents, Refused: s.metrics.StandbysRefused.Inc,
+		Config:  func() string { return s.manager.Status().ETag },
+		Restart: func(version string) string { return s.restartAsked(ctx, version) }})
 	// A leader hands over to its heir after ctx has ended, so the network must outlive ctx.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
@@ -232,7 +235,7 @@ func (s *server) leadingStatus(a *lease.Authority) operatorapi.Leading {
 		out.Heir = status.Holder.Heir.ID
 	}
 	if s.peers != nil {
-		for _, peer := range s.peers.Peers() {
+		for _, peer := range s.peers.Standbys() {
 			if !slices.Contains(out.Standbys, peer.ID) {
 				out.Standbys = append(out.Standbys, peer.ID)
 			}

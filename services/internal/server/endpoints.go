@@ -328,6 +328,22 @@ func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 	return listener, nil
 }
 
+// checkBind returns an error if this machine can never listen on an address of p. A port that is taken is no error.
+func checkBind(ctx context.Context, p ports) error {
+	for _, service := range []struct{ field, addr string }{{"health_addr", p.bind.Health},
+		{"election_addr", p.bind.Election}, {"registration_addr", p.bind.Registration},
+		{"operator_addr", p.bind.Operator}, {"agent_addr", p.bind.Agent}} {
+		listener, err := listen(ctx, service.addr, "server.bind."+service.field)
+		switch {
+		case err == nil:
+			_ = listener.Close()
+		case !isPortTaken(err):
+			return err
+		}
+	}
+	return nil
+}
+
 // pages returns the pages that nstance-server adds to the health port.
 func (s *server) pages() []health.Page {
 	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}

@@ -34,6 +34,8 @@ type leadership struct {
 	agent        *agentapi.Leadership
 	operator     *operatorapi.Leader
 	stepDown     <-chan struct{} // closed when an operator asks the leader to step down
+	// restarting is true while the leader waits for its standbys, to restart with a new configuration.
+	restarting atomic.Bool
 
 	authority *lease.Authority
 	journal   *journal.Journal
@@ -113,7 +115,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	}
 
 	// Use the configuration that the server loaded at its start. If a setting used here has changed in the bucket, Lead
-	// below returns ErrRestart.
+	// below keeps the last applied configuration, or returns ErrRestart.
 	shard := s.manager.Shard()
 	generator := filegen.New(filegen.Options{CA: keys.ca, WorkloadCAs: workloadCAs, NonceKey: keys.nonce,
 		Secrets: s.secrets, ReadFile: s.state.ReadFile,
@@ -203,6 +205,9 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	leader.State.Serving()
 	s.served.Store(true)
 	s.log.Info("serving as leader", "term", leader.State.Term())
+	if s.manager.Pending() != nil { // the former leader has not handed over to a server with that configuration
+		s.restartForConfig(s.predecessor()...)
+	}
 	env.Go("restore the journal", func() {
 		if err := l.journal.Restore(ctx); err != nil && ctx.Err() == nil {
 			s.log.Warn("journal of earlier leaders not read", "error", err)

@@ -88,6 +88,11 @@ func (s *server) openResources(ctx context.Context, shard *config.Shard, applied
 	if r.ports, err = portsOf(shard, s.opts); err != nil {
 		return nil, err
 	}
+	if !applied {
+		if err := checkBind(ctx, r.ports); err != nil {
+			return nil, err
+		}
+	}
 	if r.machine, err = s.openProvider(ctx, shard, applied); err != nil {
 		return nil, err
 	}

@@ -106,6 +106,8 @@ type server struct {
 	// served is true if this server has served as leader since its last failed term, or since its start.
 	served atomic.Bool
 	status atomic.Pointer[lease.Status]
+	// former is the status just before this server became leader. It is nil if this server knew no lock then.
+	former atomic.Pointer[lease.Status]
 	// followedCA is the objstore.Token of the last version of `ca.crt` that this server read and that contained a
 	// single CA. During a rotation, `ca.crt` contains more than one.
 	followedCA atomic.Value

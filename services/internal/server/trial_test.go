@@ -118,6 +118,9 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		"cluster storage without the CA": {func(doc object) {
 			cluster(doc)["storage"] = object{"provider": "file", "bucket": elsewhere}
 		}, "the CA's key is missing although the cluster is in use"},
+		"an address of another machine": {func(doc object) {
+			doc["server"].(object)["bind"].(object)["agent_addr"] = "192.0.2.1:8994"
+		}, "listen for server.bind.agent_addr"},
 		"another shard": {func(doc object) { doc["server"].(object)["shard"] = "b" }, `of shard "b"`},
 		"an argument that the provider refuses": {func(doc object) {
 			doc["defaults"].(object)["args"] = object{"Bad": 1}

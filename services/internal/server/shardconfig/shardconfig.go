@@ -161,19 +161,20 @@ func (m *Manager) Configure(body []byte) (Result, config.Problems) {
 func (m *Manager) Load(ctx context.Context) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
-	_, err := m.begin(ctx)
+	_, err := m.begin(ctx, nil)
 	return err
 }
 
 // Lead reads the configuration and the groups again for a leader of the given term. It passes them and every later
-// change to applier. If the configuration is refused, Lead uses the last applied one. It returns ErrRestart if the
-// server must restart to use the configuration.
+// change to applier. If the configuration is refused, Lead uses the last applied one. It does the same if the server
+// must restart to use the configuration, which is then [Manager.Pending]. If the server must restart even to use the
+// last applied configuration, Lead returns ErrRestart.
 func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
 	before := m.view().shard
 	m.update(func(f *inForce) { f.applier, f.term, f.generation, f.rollouts = nil, term, 0, nil })
-	doc, err := m.begin(ctx)
+	doc, err := m.begin(ctx, before)
 	if err != nil {
 		return err
 	}
@@ -277,8 +278,10 @@ func (c *candidate) problems() config.Problems {
 	return c.broken
 }
 
-// begin puts the bucket's configuration in force, or the last applied one if the bucket's is refused.
-func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
+// begin puts the bucket's configuration in force, or the last applied one if the bucket's is refused. The running
+// configuration is the one with which this server has started. If the bucket's configuration needs a restart and no
+// leader has applied it, begin puts the last applied one in force, provided that this one needs no restart.
+func (m *Manager) begin(ctx context.Context, running *config.Shard) (objstore.Object, error) {
 	doc, err := m.readConfig(ctx)
 	if err != nil {
 		return objstore.Object{}, err
@@ -297,13 +300,24 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	newest := m.parse(doc, groups, isApplied)
 	m.try(ctx, &newest, isApplied)
 	forSuccessor := m.noteSuccessor(&newest)
+	appliedDoc := objstore.Object{Body: applied.Body, Token: objstore.Token(applied.Source)}
 	if len(newest.problems()) == 0 {
 		m.refuse(objstore.Object{}, nil)
+		if next := newest.shard.WithDefaults(); running != nil && err == nil && !isApplied && !InPlace(running, next) {
+			before := m.parse(appliedDoc, groups, true)
+			m.try(ctx, &before, true)
+			m.verifyApplied(ctx, &before)
+			if before.err == nil && InPlace(running, before.shard.WithDefaults()) {
+				m.adopt(before)
+				m.update(func(f *inForce) { f.restart, f.pending, f.looked = doc, next, doc.Token })
+				return before.doc, nil
+			}
+		}
 		m.adopt(newest)
 		return doc, nil
 	}
 	if err == nil && !isApplied {
-		before := m.parse(objstore.Object{Body: applied.Body, Token: objstore.Token(applied.Source)}, groups, true)
+		before := m.parse(appliedDoc, groups, true)
 		better := newest.err != nil || len(before.broken) < len(newest.broken)
 		if better { // the last trial that passes must be that of the configuration in force
 			m.try(ctx, &before, true)
@@ -468,17 +482,26 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	now := m.view()
 	if doc.Token == now.current.Token {
 		m.refuse(objstore.Object{}, nil)
-		m.update(func(f *inForce) { f.successor = nil })
+		m.update(func(f *inForce) { f.successor, f.restart, f.pending = nil, objstore.Object{}, nil })
 		if groups.token == now.groups.token || groups.token == "" {
 			return Unchanged, nil, nil
 		}
 		m.takeGroups(groups)
 		return Updated, nil, nil
 	}
+	if doc.Token == now.restart.Token { // it has passed its trial
+		if groups.token != now.groups.token && groups.token != "" {
+			m.takeGroups(groups)
+		}
+		if now.refused.Token == doc.Token {
+			return Invalid, now.problems, nil
+		}
+		return Restart, nil, nil
+	}
 	next := m.parse(doc, groups, false)
 	m.try(ctx, &next, false)
 	if m.noteSuccessor(&next) {
-		m.update(func(f *inForce) { f.looked = doc.Token })
+		m.update(func(f *inForce) { f.looked, f.restart, f.pending = doc.Token, objstore.Object{}, nil })
 		m.refuse(objstore.Object{}, nil)
 		return Unchanged, nil, nil
 	}
@@ -492,6 +515,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	m.update(func(f *inForce) { f.looked = doc.Token })
 	if len(problems) > 0 {
 		problems = problems.Errors()
+		m.update(func(f *inForce) { f.restart, f.pending = objstore.Object{}, nil })
 		m.refuse(doc, problems)
 		return Invalid, problems, nil
 	}
@@ -509,6 +533,45 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	m.adopt(next)
 	m.applyConfig()
 	m.dropEnded(ctx)
+	return Updated, nil, nil
+}
+
+// RefusePending records that the configuration in [Manager.Pending] is refused, because another server of the shard
+// cannot run with it. An empty reason ends that. The configuration stays pending.
+func (m *Manager) RefusePending(reason string) config.Problems {
+	pending := m.view().restart
+	if reason == "" || pending.Token == "" {
+		m.refuse(objstore.Object{}, nil)
+		return nil
+	}
+	problems := config.Problems{{File: "config", Message: reason}}
+	m.refuse(pending, problems)
+	return problems
+}
+
+// Examine returns, on a server that does not lead, what Refresh would return on a leader: whether the configuration in
+// the bucket needs a restart of this server, and whether this server can run with it. Examine applies and records
+// nothing.
+func (m *Manager) Examine(ctx context.Context) (Result, config.Problems, error) {
+	doc, err := m.readConfig(ctx)
+	if err != nil {
+		return Unchanged, nil, err
+	}
+	now := m.view()
+	if doc.Token == now.current.Token {
+		return Unchanged, nil, nil
+	}
+	next := m.parse(doc, dynamic{}, false)
+	m.try(ctx, &next, false)
+	if ctx.Err() != nil {
+		return Unchanged, nil, ctx.Err() // an interrupted trial proves nothing
+	}
+	switch {
+	case next.err != nil:
+		return Invalid, problemsOf(next.err), nil
+	case !InPlace(now.shard, next.shard.WithDefaults()):
+		return Restart, nil, nil
+	}
 	return Updated, nil, nil
 }
 

@@ -320,25 +320,120 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartAtTakeover checks that a standby restarts instead of leading, if the provider in the configuration has
-// changed since the standby started.
-func TestRestartAtTakeover(t *testing.T) {
-	b := newBucket()
-	b.write(t, document("", ""))
-	standby := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
-	if err := standby.Load(t.Context()); err != nil {
+// standby returns the Manager of a server that has loaded the present configuration.
+func standby(t *testing.T, b *bucket) *leader {
+	t.Helper()
+	l := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
+	if err := l.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.write(t, strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
-		`"provider": {"kind": "mock", "zone": "z"}`, 1))
-	if err := standby.Lead(t.Context(), 1, standby); !errors.Is(err, ErrRestart) {
-		t.Fatalf("got %v", err)
+	return l
+}
+
+// TestTakeoverBeforeTheRestart checks that a standby leads with the applied configuration, if it takes over before any
+// server has restarted for a new one.
+func TestTakeoverBeforeTheRestart(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	was := lead(t, b, 1).Status().ETag
+	s := standby(t, b)
+	b.write(t, inZone("z"))
+	if err := s.Lead(t.Context(), 2, s); err != nil {
+		t.Fatal(err)
 	}
-	if standby.applied != 0 {
-		t.Error("what needs a restart was handed on")
+	if now := s.Status(); s.applied != 1 || now.ETag != was || now.RestartETag == "" || s.Pending() == nil ||
+		s.Pending().Server.Provider.Zone != "z" {
+		t.Errorf("applied %d times, %+v, pending is %v", s.applied, now, s.Pending())
 	}
-	if next := lead(t, b, 2); next.shard.Server.Provider.Zone != "z" {
-		t.Error("the next leader has an older configuration")
+	if applied, err := b.state.ReadApplied(t.Context()); err != nil || applied.Source != was || applied.Term != 2 {
+		t.Errorf("recorded as applied: %+v, %v", applied, err)
+	}
+	if changed, err := s.Changed(t.Context()); changed || err != nil {
+		t.Errorf("the configuration counts as new: %v", err)
+	}
+	s.refresh(t, Restart)
+	b.write(t, document("", ""))
+	s.refresh(t, Unchanged)
+	if now := s.Status(); now.RestartETag != "" || s.Pending() != nil {
+		t.Errorf("a configuration that was taken back still waits: %+v", now)
+	}
+}
+
+// TestTakeoverAfterTheRestart checks that a standby restarts instead of leading, if a leader has already applied a
+// configuration that needs a restart of the standby.
+func TestTakeoverAfterTheRestart(t *testing.T) {
+	for name, newest := range map[string]string{"applied": inZone("z"), "another one waits": inZone("y"),
+		"a corrupt one came": invalid} {
+		t.Run(name, func(t *testing.T) {
+			b := newBucket()
+			b.write(t, document("", ""))
+			lead(t, b, 1)
+			s := standby(t, b)
+			b.write(t, inZone("z"))
+			lead(t, b, 2)
+			b.write(t, newest)
+			if err := s.Lead(t.Context(), 3, s); !errors.Is(err, ErrRestart) {
+				t.Errorf("got %v", err)
+			}
+			if s.applied != 0 {
+				t.Error("what needs a restart was handed on")
+			}
+		})
+	}
+}
+
+// TestRefusePending refuses a configuration that waits for a restart, as a leader does whose standby cannot run it.
+func TestRefusePending(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	l := lead(t, b, 1)
+	b.write(t, inZone("z"))
+	l.refresh(t, Restart)
+	l.RefusePending("server two cannot run with it")
+	l.refresh(t, Invalid)
+	if now := l.Status(); now.RefusedETag != now.RestartETag || !strings.Contains(now.Problems.Error(), "two cannot") {
+		t.Errorf("%+v", now)
+	}
+	l.RefusePending("")
+	l.refresh(t, Restart)
+	if now := l.Status(); now.RefusedETag != "" || len(now.Problems) > 0 {
+		t.Errorf("%+v", now)
+	}
+	l.RefusePending("server two cannot run with it")
+	b.write(t, document("", ""))
+	l.refresh(t, Unchanged)
+	if now := l.Status(); now.RefusedETag != "" || now.RestartETag != "" {
+		t.Errorf("%+v", now)
+	}
+}
+
+func TestExamine(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	lead(t, b, 1)
+	s := standby(t, b)
+	s.SetTrial(refuseZone("bad", new(int)))
+	for _, step := range []struct {
+		name, text, problem string
+		want                Result
+	}{
+		{"nothing new", document("", ""), "", Unchanged},
+		{"in place", strings.Replace(document("", ""), `"size": 3`, `"size": 4`, 1), "", Updated},
+		{"restart", inZone("z"), "", Restart},
+		{"this server cannot run it", inZone("bad"), "there is no zone bad", Invalid},
+		{"corrupt", invalid, "", Invalid},
+	} {
+		if step.want != Unchanged {
+			b.write(t, step.text)
+		}
+		before := s.Status()
+		result, problems, err := s.Examine(t.Context())
+		if result != step.want || err != nil || !strings.Contains(problems.Error(), step.problem) {
+			t.Errorf("%s: %d, %v, %v", step.name, result, problems, err)
+		}
+		if now := s.Status(); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: the state changes from %+v to %+v", step.name, before, now)
+		}
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 	flushTime = time.Second
 )
 
-// Options configure New. All are required, except for Refused and Joined.
+// Options configure New. All are required, except for Refused, Joined, Config and Restart.
 type Options struct {
 	Self  election.Peer
 	Shard string
@@ -47,6 +47,12 @@ type Options struct {
 	Refused func()
 	// Joined is called when another server has connected to this one.
 	Joined func()
+	// Config returns the version of the configuration with which this server runs. A leader learns it when this server
+	// connects.
+	Config func() string
+	// Restart is called when the leader asks this server to restart with a version of the configuration. It returns why
+	// this server cannot run with that version, or "".
+	Restart func(version string) (refusal string)
 }
 
 // Network holds a server's links. It implements [lease.Links].
@@ -86,13 +92,24 @@ type end struct {
 // it still sends the messages that are already queued.
 type link struct {
 	end
-	out  chan election.Message
+	out  chan any
 	done chan struct{}
 	once sync.Once
+
+	// standby describes the other server of an incoming link. Network.mu protects it.
+	standby Standby
 }
 
 func newLink(peer election.Peer, incoming bool) *link {
-	return &link{end: end{peer, incoming}, out: make(chan election.Message, maxOutgoing), done: make(chan struct{})}
+	return &link{end: end{peer, incoming}, out: make(chan any, maxOutgoing), done: make(chan struct{})}
+}
+
+// send queues a message. It drops the message if the queue is full.
+func (l *link) send(message any) {
+	select {
+	case l.out <- message:
+	default:
+	}
 }
 
 func (l *link) close() { l.once.Do(func() { close(l.done) }) }
@@ -120,10 +137,7 @@ func (n *Network) Send(to election.Peer, m election.Message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if l := n.links[end{to, beats || parts}]; l != nil {
-		select {
-		case l.out <- m:
-		default:
-		}
+		l.send(m)
 	}
 }
 
@@ -157,19 +171,6 @@ func (n *Network) Linked(leader election.Peer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.links[end{peer: leader}] != nil
-}
-
-// Peers returns the servers that are connected to this one.
-func (n *Network) Peers() []election.Peer {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var peers []election.Peer
-	for _, l := range n.links {
-		if l.incoming {
-			peers = append(peers, l.peer)
-		}
-	}
-	return peers
 }
 
 // add registers a link. It replaces an earlier link to the same process.
@@ -208,9 +209,15 @@ func (n *Network) removeLink(l *link) {
 	}
 }
 
-// deliver passes a message to the election. It returns false if the message's source is not the other process, or its
-// destination is not this process.
+// deliver passes a message to the election, or handles a message about a restart. It returns false if the message's
+// source is not the other process, or its destination is not this process.
 func (n *Network) deliver(l *link, message any) bool {
+	switch m := message.(type) {
+	case restart:
+		return n.receiveRestart(l, m)
+	case refusal:
+		return n.receiveRefusal(l, m)
+	}
 	var leader, follower election.Peer
 	received, ok := message.(election.Message)
 	switch m := received.(type) {

@@ -70,7 +70,7 @@ func TestStandbyOnACopyOfTheBucketIsRefused(t *testing.T) {
 	friend := startOn(t, c, "s", "three", slog.DiscardHandler, bucket)
 	friend.network.Follow(leader.lock())
 	leader.hears(t, election.LinkUp{Peer: friend.self}) // and nothing about the stranger before
-	if peers := leader.network.Peers(); len(peers) != 1 || peers[0] != friend.self {
+	if peers := leader.network.Standbys(); len(peers) != 1 || peers[0].Peer != friend.self {
 		t.Errorf("linked are %v", peers)
 	}
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -93,6 +93,7 @@ func (n *Network) accept(s grpc.ServerStream) error {
 		return err
 	}
 	l := newLink(from, true)
+	l.standby = standbyOf(s.Context(), from)
 	n.add(l)
 	defer n.remove(l)
 	if n.options.Joined != nil {
@@ -211,8 +212,8 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	defer cancel(nil)
 	slow := time.AfterFunc(helloTime, func() { cancel(errors.New("it does not answer")) })
 	defer slow.Stop()
-	s, err := conn.NewStream(ctx, &grpc.StreamDesc{StreamName: "Link", ServerStreams: true, ClientStreams: true},
-		method)
+	s, err := conn.NewStream(n.tellConfig(ctx), &grpc.StreamDesc{StreamName: "Link", ServerStreams: true,
+		ClientStreams: true}, method)
 	if err != nil {
 		return err
 	}
@@ -281,6 +282,8 @@ type frame struct {
 	Promise   *election.Promise  `json:"promise,omitempty"`
 	Handover  *election.Handover `json:"handover,omitempty"`
 	TookOver  *election.TookOver `json:"took_over,omitempty"`
+	Restart   *restart           `json:"restart,omitempty"`
+	Refusal   *refusal           `json:"refusal,omitempty"`
 }
 
 // heartbeat is an election.Heartbeat as JSON. It contains the lock in the format of the store, so that the receiver can
@@ -290,7 +293,8 @@ type heartbeat struct {
 	Lock json.RawMessage
 }
 
-// codec is the gRPC codec of the election port: it encodes and decodes a hello or an election.Message.
+// codec is the gRPC codec of the election port: it encodes and decodes a hello, an election.Message, a restart or a
+// refusal.
 type codec struct{}
 
 func (codec) Name() string { return "nstance-peer" }
@@ -312,6 +316,10 @@ func (codec) Marshal(message any) ([]byte, error) {
 		f.Handover = &m
 	case election.TookOver:
 		f.TookOver = &m
+	case restart:
+		f.Restart = &m
+	case refusal:
+		f.Refusal = &m
 	default:
 		return nil, fmt.Errorf("%T is no message", message)
 	}
@@ -352,6 +360,10 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 		message, err = *f.Handover, validate(f.Handover.Leader, f.Handover.Standby)
 	case f.TookOver != nil:
 		message, err = *f.TookOver, validate(f.TookOver.Leader, f.TookOver.Standby)
+	case f.Restart != nil:
+		message, err = *f.Restart, f.Restart.validate()
+	case f.Refusal != nil:
+		message, err = *f.Refusal, f.Refusal.validate()
 	default:
 		err = errors.New("it has no known field")
 	}

@@ -27,6 +27,8 @@ func messages() map[string]any {
 			Lock: lock, Token: `"etag"`},
 		"promise":  election.Promise{Leader: leader, Standby: follower, Term: 7, Beat: 300, Length: time.Second},
 		"handover": election.Handover{Leader: leader, Standby: follower, Term: 7},
+		"restart":  restart{Version: "v2"},
+		"refusal":  refusal{Version: "v2", Reason: "no key"},
 		"takeover": election.TookOver{Leader: leader, Standby: follower, Term: 8},
 	}
 }
@@ -82,8 +84,11 @@ func TestFramesRefused(t *testing.T) {
 		"no incarnation": {encode(t, hello{election.Peer{ID: "x"}}), "a part of 0 bytes"},
 		"long name": {encode(t, hello{election.Peer{ID: strings.Repeat("x", maxName+1), Incarnation: "x"}}),
 			"a part of 513 bytes"},
-		"no length":      {heartbeat(func(h *election.Heartbeat) { h.Length = 0 }), "a promise of"},
-		"for ever":       {heartbeat(func(h *election.Heartbeat) { h.Length = maxLength + 1 }), "a promise of"},
+		"no length":  {heartbeat(func(h *election.Heartbeat) { h.Length = 0 }), "a promise of"},
+		"for ever":   {heartbeat(func(h *election.Heartbeat) { h.Length = maxLength + 1 }), "a promise of"},
+		"no version": {encode(t, restart{}), "a version of the configuration has 0 bytes"},
+		"long reason": {encode(t, refusal{"v", strings.Repeat("x", maxRefusal+1)}),
+			"reason of a refusal has 4097 bytes"},
 		"lock with more": {bytes.Replace(sent, []byte(`"term"`), []byte(`"mert"`), 1), "mert"},
 		"lock of no one": {bytes.Replace(sent, []byte(`"leader_id":"one"`), []byte(`"leader_id":""`), 1), "leader_id"},
 		"newer lock":     {bytes.Replace(sent, []byte(`"schema":1`), []byte(`"schema":3`), 1), "newer"},

@@ -1,6 +1,7 @@
 package agentapi_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -147,6 +148,30 @@ func TestConnectionLost(t *testing.T) {
 	c.reports()
 	c.conn.Close()
 	w.AwaitEvent(t, c.id, shardstate.EventLost, 1)
+}
+
+// TestLeadershipEnds checks that the end of a leadership, which ends all streams, does not count as the loss of VMs.
+func TestLeadershipEnds(t *testing.T) {
+	w := newTestLeader(t)
+	next, leader := w.leader.Load(), *w.leader.Load()
+	var end context.CancelFunc
+	leader.Context, end = context.WithCancel(w.Context)
+	w.leader.Store(&leader)
+	var streams []*reports
+	for range 20 {
+		streams = append(streams, w.agent(t).reports())
+	}
+	w.leader.Store(next)
+	end()
+	for _, r := range streams {
+		wants(t, "reports", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Unavailable, "leadership changed")
+	}
+	w.agent(t).reports().send(nil) // meanwhile the server notices the end of the other streams
+	for _, r := range streams {
+		if n := w.Events(r.c.id, shardstate.EventLost); n != 0 {
+			t.Errorf("instance %s was lost %d times", r.c.id, n)
+		}
+	}
 }
 
 func TestBadReports(t *testing.T) {

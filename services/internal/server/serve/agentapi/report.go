@@ -97,11 +97,11 @@ func (c *call) mustRenew() bool {
 }
 
 // readReports takes reports until the stream ends, then ends the stream's handler. It also calls State.Disconnected,
-// because a broken connection is the first sign of a lost machine. If the server itself ended the stream, readReports
-// does not call it.
+// because a broken connection is the first sign of a lost machine. If the server itself ended the stream, or its
+// leadership has ended, readReports does not call it: that says nothing about the machine.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
-	if c.agent.endStream(c.stream, err) {
+	if c.agent.endStream(c.stream, err) && c.leader.Context.Err() == nil {
 		c.leader.State.Disconnected(c.agent.id, number, endReason(err))
 	}
 }
