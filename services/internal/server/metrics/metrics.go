@@ -279,8 +279,8 @@ var (
 		"infrastructure configuration, while leading.", "tenant", "group")
 	groupPaused = shardDesc("nstance_group_paused", "1 if the rollouts of the group are paused, while leading.",
 		"tenant", "group")
-	groupHalted = shardDesc("nstance_group_halted", "1 if the rollout of the group is halted, or the group runs its last "+
-		"good configuration because it was, while leading.", "tenant", "group")
+	groupHalted = shardDesc("nstance_group_halted", "1 if the rollout of the group is halted, or the group runs its "+
+		"last good configuration because it was, while leading.", "tenant", "group")
 	instances  = shardDesc("nstance_instances", "Live instances of the shard; 0 on a standby.")
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")

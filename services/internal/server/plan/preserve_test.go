@@ -151,6 +151,61 @@ func TestRule69LateReport(t *testing.T) {
 	}
 }
 
+// TestPreserveSurvivesLeaders kills the leader at every moment from the failure of an instance to the end of its
+// preservation, with and without what it was writing. Never may two instances be preserved, and the VM must run until
+// its time is over.
+func TestPreserveSurvivesLeaders(t *testing.T) {
+	step := 13 * time.Second
+	if testing.Short() {
+		step = 41 * time.Second
+	}
+	const length = 3 * time.Minute
+	for _, landed := range []bool{false, true} {
+		for at := time.Duration(0); at < 8*time.Minute; at += step {
+			f := plantest.New(1)
+			keeping(1, length)(f)
+			f.Group.Size = 3
+			for range 3 {
+				f.Add()
+			}
+			f.Run(2 * time.Minute)
+			f.Begin()
+			victim := f.Named("i1")
+			f.CutOff(victim)
+			preserved := time.Time{}
+			watch := func(d time.Duration) {
+				for end := f.Now.Add(d); f.Now.Before(end); f.Run(time.Second) {
+					n := 0
+					for _, vm := range f.VMs {
+						if !vm.PreservedAt.IsZero() && vm.Truth == plan.ProviderRunning {
+							n++
+						}
+					}
+					if preserved.IsZero() {
+						preserved = victim.PreservedAt
+					}
+					over := !preserved.IsZero() && !f.Now.Before(preserved.Add(length))
+					if n > 1 || victim.Truth != plan.ProviderRunning && !over {
+						t.Fatalf("after %v, landed %t: %d are preserved, the first since %v:\n%s", at, landed, n, preserved,
+							f.Transcript())
+					}
+				}
+			}
+			watch(at)
+			f.Note("the leader crashes")
+			f.Crash(func() bool { return landed })
+			watch(15*time.Minute - at)
+			runs("v1", 3)(t, f)
+			if f.Err() != nil || preserved.IsZero() {
+				t.Errorf("preserved since %v, %v", preserved, f.Err())
+			}
+			if t.Failed() {
+				t.Fatalf("a crash after %v, landed %t:\n%s", at, landed, f.Transcript())
+			}
+		}
+	}
+}
+
 func TestRequestPreserveHappensOnce(t *testing.T) {
 	rec := record.Instance{State: record.Registered}
 	if !plan.RequestPreserve(&rec, "it is silent", now) || plan.RequestPreserve(&rec, "again", now.Add(time.Minute)) {

@@ -676,3 +676,50 @@ func TestDrainsTakeTheTimeOfTheirParticipants(t *testing.T) {
 		})
 	}
 }
+
+// TestDrainSurvivesLeaders kills the leader at every moment of a drain in which an operator and a hook take part, with
+// and without what it was writing. The VM must have its time, and must end.
+func TestDrainSurvivesLeaders(t *testing.T) {
+	for _, landed := range []bool{false, true} {
+		for at := time.Duration(0); at < 40*time.Second; at += 500 * time.Millisecond {
+			f := plantest.New(1)
+			f.DrainAfter, f.HookAfter = 10*time.Second, 20*time.Second
+			f.Group.Drain = &config.DrainHook{Exec: []string{"drain"}}
+			f.Group.DrainTimeout = config.Duration(2 * time.Minute)
+			f.Group.Size = 3
+			for range 3 {
+				f.Add()
+			}
+			f.Run(2 * time.Minute)
+			f.Begin()
+			all := slices.Clone(f.VMs)
+			f.Group.Size = 2
+			announced := map[*plantest.VM]time.Time{}
+			watch := func(d time.Duration) {
+				for end := f.Now.Add(d); f.Now.Before(end); f.Run(500 * time.Millisecond) {
+					for _, vm := range all {
+						if vm.Announced && announced[vm].IsZero() {
+							announced[vm] = f.Now
+						}
+						first := announced[vm]
+						early := first.IsZero() || f.Now.Before(first.Add(f.HookAfter-time.Second))
+						if !vm.TerminateRequested.IsZero() && early {
+							t.Fatalf("a crash after %v, landed %t: %s ends, its drain began at %v:\n%s", at, landed, vm.Name,
+								first, f.Transcript())
+						}
+					}
+				}
+			}
+			watch(at)
+			f.Note("the leader crashes")
+			f.Crash(func() bool { return landed })
+			watch(10 * time.Minute)
+			if runs("v1", 2)(t, f); f.Err() != nil || len(announced) != 1 {
+				t.Errorf("%d drains, %v", len(announced), f.Err())
+			}
+			if t.Failed() {
+				t.Fatalf("a crash after %v, landed %t:\n%s", at, landed, f.Transcript())
+			}
+		}
+	}
+}

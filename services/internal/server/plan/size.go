@@ -73,7 +73,11 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 		if g.Instances[k].OnDemand || !c.available() || c == classWell && g.isProtected(&g.Instances[k]) {
 			continue
 		}
-		candidates = append(candidates, g.candidate(k, scaleDownRank[c]))
+		rank := scaleDownRank[c]
+		if g.isUnwellAdvised(k) {
+			rank = scaleDownRank[classSilent]
+		}
+		candidates = append(candidates, g.candidate(k, rank))
 	}
 	slices.SortFunc(candidates, compareCandidates)
 	g.preferSurplus(candidates, r.chosen)
@@ -239,10 +243,16 @@ func (g *group) rankReplaced(c *candidate) {
 	c.rank = replacedRank[g.class(c.at)]
 	if g.class(c.at) == classAdvised {
 		c.launched = g.Instances[c.at].advisedOrder()
-		if g.facts[c.at].has(factUnwell) {
+		if g.isUnwellAdvised(c.at) {
 			c.rank = 0
 		}
 	}
+}
+
+// isUnwellAdvised reports whether an instance of classAdvised is not healthy. The other classes from which available
+// instances are removed say whether their instances are healthy.
+func (g *group) isUnwellAdvised(n int) bool {
+	return g.class(n) == classAdvised && g.facts[n].has(factUnwell)
 }
 
 func (g *group) candidate(n, rank int) candidate {
