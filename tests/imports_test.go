@@ -34,14 +34,14 @@ var wings = []struct{ folder, rows string }{
 	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | " +
 		"config | bootscript envelope authority contexts"},
 	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
-	{"services/api", "nstance notleader operatorclient v1beta1"},
+	{"services/api", "nstance notleader messages operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},
 	{"services/internal/daemon", "tasks systemd"},
 	{"services/internal/server", "plan lead/election filegen metrics health watch | " +
 		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
 	{"services/internal/agent", "check folder identity keypair machine notice receiver"},
 	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},
-	{"services/internal/admin", "snapshot support fleet | serve"},
+	{"services/internal/admin", "snapshot support fleet lastknown | serve"},
 	{"services/internal/dev", "devtool httpserver k8s s3"},
 	{"services/internal/proof", "mutate plantest fleettest identitytest sim bench histories"},
 	{"services/cmd", ""},

@@ -219,7 +219,7 @@ func TestTranscripts(t *testing.T) {
 			s.Groups = nil
 		}},
 		"group-list-none":    {args: "group list --shard us-b", b: func(s *fleettest.Shard) { s.Groups = nil }},
-		"group-list-which":   {args: "group list"},
+		"group-list-shards":  {args: "group list"},
 		"group-list-unknown": {args: "group list --shard us-c"},
 		"group-status":       {args: "group status workers --shard us-a"},
 		"group-describe-all": {args: "group describe --all-shards", b: func(s *fleettest.Shard) {

@@ -105,7 +105,7 @@ func reference(cmd *command) string {
 func flagTable(flags *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if flag.Name == "help" {
+		if flag.Name == "help" || flag.Hidden {
 			return
 		}
 		name := "--" + flag.Name

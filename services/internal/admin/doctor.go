@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/admin/lastknown"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -321,7 +322,7 @@ func lastLines(text string, n int) string {
 // endOfLeadership returns the event of a shard's journal that says why the newest leadership ended. There is no such
 // event if the server was killed or could not write to the bucket. The returned event is then zero.
 func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (end record.Event) {
-	parts, err := journalParts(ctx, bucket, shard)
+	parts, err := lastknown.Parts(ctx, bucket, shard)
 	if err != nil || len(parts) == 0 {
 		return end
 	}
@@ -330,11 +331,7 @@ func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (
 		if part.Term != term {
 			continue
 		}
-		object, err := bucket.Get(ctx, keys.Journal(shard, part.Time, part.Term, part.First))
-		if err != nil {
-			continue
-		}
-		events, err := record.DecodeEvents(object.Body)
+		events, err := lastknown.ReadPart(ctx, bucket, part)
 		if err != nil {
 			continue // cluster verify reports a damaged journal
 		}

@@ -54,7 +54,7 @@ yaml print each event as one object with the shard; json prints it on one line.`
 	cmd.Flags().StringSliceVar(&filter.Kinds, "kind", nil,
 		"print events of this kind, such as instance_created; may be repeated")
 	cmd.Flags().StringVar(&filter.Cause, "cause", "", "print events with this cause, such as unhealthy")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
+	s, f := readFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case limit < 0:

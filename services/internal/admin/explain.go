@@ -33,7 +33,7 @@ each instance.`,
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.Group)
+	return reads(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.Group)
 }
 
 func (a *app) explainInstanceCommand() *cobra.Command {
@@ -44,13 +44,13 @@ this instance, and the actions that the leader would take next for it.`,
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return asks(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.InstanceId)
+	return reads(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.InstanceId)
 }
 
 func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {
 	first := true
 	for _, answer := range answers {
-		if answer.Err != nil {
+		if !answer.Answered() {
 			continue
 		}
 		if !first {
@@ -80,6 +80,9 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 			facts = append(facts, fact{"Refused", fmt.Sprintf("the agent of %s: %s", v.GetInstanceId(), why)})
 		}
 	}
+	if answer.LastKnown != nil {
+		return a.writeLastKnown(w, facts, e)
+	}
 	facts = append(facts, fact{"Planned again", cmp.Or(stamp(fleet.Time(e.GetNextPlanAt())), "when something happens")})
 	if err := writeFacts(w, a.style.out, facts); err != nil {
 		return err
@@ -97,6 +100,18 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 	fmt.Fprintln(w)
 	return a.table(w, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "+DRAINED BY", "UNDER WAY"},
 		rowsOf(e.GetInstances(), verdictRow))
+}
+
+// writeLastKnown writes what the bucket says about a group or an instance.
+func (a *app) writeLastKnown(w io.Writer, facts []fact, e *nstancev1.ExplainGroupResponse) error {
+	if err := writeFacts(w, a.style.out, facts); err != nil || len(e.GetInstances()) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	return a.table(w, []string{"INSTANCE", "STATE", "LAST HEALTH", "+DRAINED BY"}, rowsOf(e.GetInstances(),
+		func(v *nstancev1.InstanceVerdict) []cell {
+			return plain(v.GetInstanceId(), v.GetRuleName(), v.GetWork(), stamp(fleet.Time(v.GetDrainDeadline())))
+		}))
 }
 
 func actionRow(action *nstancev1.PlannedAction) []cell {

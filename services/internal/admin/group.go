@@ -47,7 +47,7 @@ func (a *app) groupListCommand() *cobra.Command {
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
-	return asks(a, cmd, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}, a.writeGroups)
+	return reads(a, cmd, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}, a.writeGroups)
 }
 
 // writeGroups writes a table of the groups of several shards.
@@ -55,7 +55,11 @@ func (a *app) writeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResp
 	var rows [][]cell
 	for _, answer := range answers {
 		for _, g := range answer.Message.GetGroups() {
-			rows = append(rows, a.groupRow(answer.Shard, g))
+			row := a.groupRow(answer.Shard, g)
+			if answer.LastKnown != nil { // only a leader knows how many are healthy now
+				row[4] = cell{text: "?"}
+			}
+			rows = append(rows, row)
 		}
 	}
 	if len(rows) == 0 {
@@ -139,7 +143,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
   nstance-admin group describe --all-shards --output yaml`,
 	}
 	request := new(nstancev1.ListGroupsRequest)
-	return asks(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, &request.Group)
+	return reads(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, &request.Group)
 }
 
 func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
@@ -150,7 +154,7 @@ func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsR
 				fmt.Fprintln(w)
 			}
 			first = false
-			if err := writeFacts(w, a.style.out, a.groupFacts(answer.Shard, g)); err != nil {
+			if err := writeFacts(w, a.style.out, a.groupFacts(answer.Shard, g, answer.LastKnown != nil)); err != nil {
 				return err
 			}
 			if settings := settingFacts(g); len(settings) > 0 {
@@ -167,9 +171,12 @@ func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsR
 	return nil
 }
 
-func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
+func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool) []fact {
 	desired := strings.Replace(fleet.SizeText(g, a.Now()), num(g.GetSize()), num(g.GetSize())+" desired", 1)
 	size := fmt.Sprintf("%s, %d actual, %d healthy", desired, g.GetActualSize(), g.GetHealthy())
+	if lastKnown {
+		size = fmt.Sprintf("%s, %d recorded; only a leader knows how many are healthy", desired, g.GetActualSize())
+	}
 	if n := g.GetPreserved(); n > 0 {
 		size += fmt.Sprintf(", and %d preserved", n)
 	}

@@ -34,7 +34,7 @@ func (a *app) instanceListCommand() *cobra.Command {
 	request := new(nstancev1.ListInstancesRequest)
 	cmd.Flags().StringVar(&request.Group, "group", "", "only instances of this group")
 	cmd.Flags().BoolVar(&request.Preserved, "preserved", false, "only instances that failed and are preserved")
-	return asks(a, cmd, fleet.Client.ListInstances, request, a.writeInstances)
+	return reads(a, cmd, fleet.Client.ListInstances, request, a.writeInstances)
 }
 
 func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstancesResponse]) error {
@@ -114,14 +114,14 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 	}
 	table := func(w io.Writer, answers answers[*nstancev1.GetInstanceStatusResponse]) (err error) {
 		for _, answer := range answers {
-			if answer.Err == nil && err == nil {
+			if answer.Answered() && err == nil {
 				err = writeFacts(w, a.style.out, a.instanceFacts(answer.Shard, answer.Message.GetInstance()))
 			}
 		}
 		return err
 	}
 	request := new(nstancev1.GetInstanceStatusRequest)
-	return asks(a, cmd, fleet.Client.GetInstanceStatus, request, table, &request.InstanceId)
+	return reads(a, cmd, fleet.Client.GetInstanceStatus, request, table, &request.InstanceId)
 }
 
 func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {

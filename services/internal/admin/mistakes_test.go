@@ -52,7 +52,7 @@ func TestMistakes(t *testing.T) {
 		{args: "instance list workers"},
 		{args: "group list --output xml"},
 		{args: "group list --shard us-west-2a --all-shards"},
-		{args: "group list"},
+		{args: "group pause workers"},
 		{args: "group list --shard us-west-2c"},
 		{args: "group list --shard west"},
 		{args: "group status worker --shard us-west-2a"},

@@ -50,6 +50,9 @@ func (a *app) resolve(cmd *cobra.Command, args []string) error {
 func scopeOf(cmd *cobra.Command) *scope {
 	s := &scope{servers: flagText(cmd, "servers"), identityDir: flagText(cmd, "identity-dir"),
 		shard: flagText(cmd, "shard"), all: flagText(cmd, "all-shards") == "true"}
+	if _, ok := cmd.Annotations[readsOnly]; ok {
+		s.reader = cmd
+	}
 	s.timeout, _ = cmd.Flags().GetDuration("request-timeout") // zero if the command has no such flag
 	return s
 }
@@ -166,7 +169,10 @@ func (a *app) knownInstances(cmd *cobra.Command, f *fleet.Fleet, shards []string
 		answers = fleet.Call(cmd.Context(), f, shards, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{})
 		return nil
 	})
-	if failed := fleet.Failed(answers); len(failed) > 0 {
+	if failed := fleet.Failed(slices.DeleteFunc(slices.Clone(answers), func(answer fleet.Answer[*nstancev1.
+		ListInstancesResponse]) bool {
+		return answer.LastKnown != nil
+	})); len(failed) > 0 {
 		for _, e := range failed {
 			e.Hint = strings.TrimPrefix(e.Hint+"; or give the whole ID, or another shard with --shard", "; ")
 		}

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
@@ -32,6 +34,31 @@ type scope struct {
 	servers, identityDir, shard string
 	all                         bool
 	timeout                     time.Duration
+	// reader is the command if it shows what is last known when no leader answers. It is nil for other commands.
+	reader *cobra.Command
+}
+
+// readsOnly is an annotation of commands with [readFlags].
+const readsOnly = "nstance-reads-only"
+
+// readFlags adds the flags of scope to a command that only reads. If no shard is named, it asks all of them. If no
+// leader answers, it shows what the bucket says, if a bucket is named.
+func readFlags(cmd *cobra.Command) *scope {
+	s := scopeFlags(cmd)
+	s.reader = cmd
+	cmd.Annotations = map[string]string{readsOnly: ""}
+	cmd.Flag("shard").Usage = "the shard to ask; all in --servers if not given"
+	cmd.Flags().String("storage-bucket", "", "the bucket, to show what is last known if no leader answers; "+
+		"the other --storage flags of doctor work too")
+	scratch := new(cobra.Command)
+	new(bucketFlags).add(scratch)
+	scratch.Flags().VisitAll(func(flag *pflag.Flag) {
+		if cmd.Flag(flag.Name) == nil { // in the help of all commands, they would hide what matters
+			flag.Hidden = true
+			cmd.Flags().AddFlag(flag)
+		}
+	})
+	return s
 }
 
 // scopeFlags adds the flags of scope to a command.
@@ -76,7 +103,11 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 			hint: "give it with --identity-dir or in " + envIdentity +
 				"; nstance-admin cluster register-operator makes one"}
 	}
-	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand})
+	options := fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand}
+	if s.reader != nil {
+		options.LastKnown = &bucketReader{app: a, cmd: s.reader}
+	}
+	f := fleet.New(options)
 	identity, err := f.Identity()
 	if err != nil {
 		return nil, withHint(err, "make one with: nstance-admin cluster register-operator --output-dir %s", dir)
@@ -105,7 +136,7 @@ func (a *app) connect(s *scope) (*fleet.Fleet, []string, error) {
 
 // shards returns the shards that a command applies to.
 func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
-	if s.all {
+	if s.all || s.reader != nil && s.shard == "" {
 		return f.Shards(), nil
 	}
 	shard, known := s.shard, f.Shards()
@@ -141,7 +172,20 @@ func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output forma
 func asks[Q, M proto.Message](a *app, cmd *cobra.Command,
 	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
 	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
-	s, f := scopeFlags(cmd), outputFlag(cmd)
+	return asksIn(a, cmd, scopeFlags(cmd), method, request, table, arguments...)
+}
+
+// reads is like [asks], for commands with [readFlags].
+func reads[Q, M proto.Message](a *app, cmd *cobra.Command,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
+	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
+	return asksIn(a, cmd, readFlags(cmd), method, request, table, arguments...)
+}
+
+func asksIn[Q, M proto.Message](a *app, cmd *cobra.Command, s *scope,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
+	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
+	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for n, text := range args {
 			*arguments[n] = text
@@ -149,6 +193,15 @@ func asks[Q, M proto.Message](a *app, cmd *cobra.Command,
 		return ask(cmd.Context(), a, s, *f, "asking", method, request, table)
 	}
 	return cmd
+}
+
+// lookedUp removes the failures of shards that do not have what the command names, if another shard has it.
+func lookedUp[T fleet.Result](answers []T) []T {
+	missing := func(answer T) bool { e := answer.Failure(); return e != nil && e.Code == codes.NotFound }
+	if !slices.ContainsFunc(answers, func(answer T) bool { return !missing(answer) }) {
+		return answers
+	}
+	return slices.DeleteFunc(answers, missing)
 }
 
 // askWith is like [ask], for calls that are not one call of each shard.
@@ -164,6 +217,10 @@ func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output forma
 		answers = call(f, ctx, shards)
 		return nil
 	})
+	if s.reader != nil {
+		answers = lookedUp(answers)
+	}
+	tellLastKnown(a, s, output, answers)
 	err = a.show(output, fleet.Answers[T]{Shards: answers}, func(w io.Writer) error { return table(w, answers) })
 	if failed := fleet.Failed(answers); len(failed) > 0 {
 		err = errors.Join(err, &shardsError{failed, len(answers)})

@@ -28,11 +28,8 @@ command asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
 	}
-	s, f := scopeFlags(cmd), outputFlag(cmd)
+	s, f := readFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if s.shard == "" {
-			s.all = true
-		}
 		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
 			&nstancev1.GetShardStatusRequest{}, a.writeStatus)
 	}
@@ -43,10 +40,10 @@ func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatus
 	var rows [][]cell
 	var notes []string
 	for _, answer := range answers {
-		if answer.Err != nil {
+		if !answer.Answered() {
 			continue
 		}
-		rows = append(rows, a.statusRow(answer.Shard, answer.Message))
+		rows = append(rows, a.statusRow(answer))
 		for _, e := range answer.Message.GetErrors() {
 			about := e.GetKind()
 			if e.GetGroup() != "" {
@@ -75,12 +72,19 @@ func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatus
 	return nil
 }
 
-func (a *app) statusRow(shard string, s *nstancev1.GetShardStatusResponse) []cell {
+func (a *app) statusRow(answer fleet.Answer[*nstancev1.GetShardStatusResponse]) []cell {
+	s := answer.Message
+	if answer.LastKnown != nil {
+		row := plain(answer.Shard, "none", num(s.GetTerm()), "", "", "", num(s.GetGroups()), num(s.GetInstances()), "",
+			num(len(s.GetErrors())))
+		row[1].paint = a.style.out.bad
+		return row
+	}
 	configuration := "applied"
 	if s.GetRefusedEtag() != "" {
 		configuration = "newer one refused"
 	}
-	row := plain(shard, s.GetLeaderId(), num(s.GetTerm()), cmp.Or(s.GetHeirId(), "none"), fleet.LeaseText(s),
+	row := plain(answer.Shard, s.GetLeaderId(), num(s.GetTerm()), cmp.Or(s.GetHeirId(), "none"), fleet.LeaseText(s),
 		configuration, num(s.GetGroups()), num(s.GetInstances()), num(s.GetAgentsConnected()), num(len(s.GetErrors())))
 	for n, wrong := range map[int]bool{3: s.GetHeirId() == "", 5: s.GetRefusedEtag() != "",
 		9: len(s.GetErrors()) > 0} {
@@ -276,15 +280,12 @@ until the command is interrupted. On a terminal, the new status replaces the one
 		Example: `  nstance-admin top
   nstance-admin top --shard us-west-2a --interval 10s`,
 	}
-	s := scopeFlags(cmd)
+	s := readFlags(cmd)
 	var interval time.Duration
 	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time until the status is shown again")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if interval < time.Second {
 			return usagef("--interval %s is less than a second", interval)
-		}
-		if s.shard == "" {
-			s.all = true
 		}
 		return a.top(cmd.Context(), s, interval)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/nstance-kit/nstance/services/api/messages"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
@@ -23,6 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/lastknown"
 	"github.com/nstance-kit/nstance/services/internal/admin/support"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -403,29 +405,12 @@ func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.bucketFlags.timeout)
 	defer cancel()
-	parts, err := journalParts(ctx, r.bucket, shard)
+	parts, err := lastknown.Parts(ctx, r.bucket, shard)
 	if err != nil {
 		r.bundle.NoteUnread("journal of shard "+shard, err)
 		return
 	}
 	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, shard, parts))
-}
-
-// journalParts lists the parts of a shard's journal, from the oldest to the newest.
-func journalParts(ctx context.Context, bucket objstore.Store, shard string) (parts []keys.Key, err error) {
-	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
-	if err != nil {
-		return nil, err
-	}
-	for _, entry := range entries {
-		if key, err := keys.Parse(entry.Key); err == nil {
-			parts = append(parts, key)
-		}
-	}
-	slices.SortFunc(parts, func(a, b keys.Key) int {
-		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Term, b.Term), cmp.Compare(a.First, b.First))
-	})
-	return parts, nil
 }
 
 // readParts reads parts of the journal, the newest first, until it has enough events. It skips parts that cannot be
@@ -437,28 +422,19 @@ func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.K
 		if len(events) >= maxSupportEvents || part.Time.Before(since.Truncate(24*time.Hour)) {
 			break
 		}
-		key := keys.Journal(shard, part.Time, part.Term, part.First)
-		object, err := r.bucket.Get(ctx, key)
-		if errors.Is(err, objstore.ErrNotFound) {
-			continue // its retention ended since it was listed
-		}
+		read, err := lastknown.ReadPart(ctx, r.bucket, part)
 		if err != nil {
-			r.bundle.NoteUnread("journal from "+key+" back", err)
+			r.bundle.NoteUnread(keys.Journal(shard, part.Time, part.Term, part.First), err)
+			if lastknown.Damaged(err) {
+				continue
+			}
 			break
-		}
-		read, err := record.DecodeEvents(object.Body)
-		if err != nil {
-			r.bundle.NoteUnread(key, err)
-			continue
 		}
 		for _, e := range slices.Backward(read) {
 			if e.At.Before(since) {
 				continue
 			}
-			events = append(events, &nstancev1.JournalEvent{At: timestamppb.New(e.At), Kind: string(e.Kind),
-				Group: e.Group, InstanceId: e.Instance, Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor,
-				Message: e.Message, TookSeconds: e.TookSeconds, Term: e.Term,
-				Position: fmt.Sprintf("%d-%d", e.Term, e.Sequence)})
+			events = append(events, messages.Event(e))
 		}
 	}
 	slices.Reverse(events)

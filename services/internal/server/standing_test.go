@@ -173,8 +173,8 @@ func TestWhyNoLeader(t *testing.T) {
 		{lease.Status{Holder: holder, Wait: election.Wait{Unusable: true}}, "",
 			"no leader is known: the lock in the bucket cannot be used: this server's log says why"},
 		{lease.Status{Holder: holder, Wait: election.Wait{Late: true, LeaseEnds: in(82 * time.Second),
-			Takeover: in(87 * time.Second)}}, "", "no leader is known: server-1 has not renewed its lock, and its lease " +
-			"ends at 02:11:50; a takeover is possible from 02:11:55"},
+			Takeover: in(87 * time.Second)}}, "", "no leader is known: server-1 has not renewed its lock, and its " +
+			"lease ends at 02:11:50; a takeover is possible from 02:11:55"},
 		{lease.Status{Wait: election.Wait{Late: true, Takeover: in(96 * time.Second)}}, "",
 			"no leader is known: the lock was deleted; a takeover is possible from 02:12:04"},
 		{lease.Status{Holder: holder}, "it waits", "no leader is known: it waits"},

@@ -27,6 +27,8 @@ import (
 type Outcome struct {
 	Shard string `json:"shard"`
 	Err   *Error `json:"error,omitempty"`
+	// LastKnown is set if the leader did not answer, and the answer is what the bucket says. Err is set too.
+	LastKnown *time.Time `json:"last_known,omitempty" jsonschema:"description=When a leader last wrote to the bucket"`
 }
 
 func (o *Outcome) outcome() *Outcome { return o }
@@ -34,8 +36,14 @@ func (o *Outcome) outcome() *Outcome { return o }
 // Failure returns the error, or nil.
 func (o Outcome) Failure() *Error { return o.Err }
 
+// Known returns the shard's name and LastKnown.
+func (o Outcome) Known() (shard string, at *time.Time) { return o.Shard, o.LastKnown }
+
 // Result is a shard's answer, or its error.
-type Result interface{ Failure() *Error }
+type Result interface {
+	Failure() *Error
+	Known() (shard string, at *time.Time)
+}
 
 // Failed returns the errors of the calls that failed, in the order of the answers.
 func Failed[T Result](answers []T) []*Error {
@@ -49,7 +57,7 @@ func Failed[T Result](answers []T) []*Error {
 }
 
 // Answer is the message with which a shard's leader answered a call. In JSON, the members of the message stand beside
-// the name of the shard. Message is nil if the call failed.
+// the name of the shard. Message is nil if the call failed, unless LastKnown is set.
 type Answer[M proto.Message] struct {
 	Outcome
 	Message M `json:"-"`
@@ -84,17 +92,49 @@ func each[T any, P interface {
 }
 
 // Call makes one call of the leader of each shard, such as Client.ListGroups. It reads all pages of a list. If the
-// request names an instance and a shard has it, the failures of the other shards are left out.
+// request names an instance and a shard has it, the failures of the other shards are left out. If a leader does not
+// answer, the message is what is last known, and both Err and LastKnown are set.
 func Call[Q, M proto.Message](ctx context.Context, f *Fleet, shards []string,
 	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) []Answer[M] {
 	answers := each(ctx, shards, func(ctx context.Context, shard string, into *Answer[M]) (err error) {
-		into.Message, err = one(ctx, f, shard, method, request)
-		return err
+		if into.Message, err = one(ctx, f, shard, method, request); err == nil {
+			return nil
+		}
+		e := asError(shard, err)
+		if known, at := lastKnown[M](ctx, f, e, request); at != nil {
+			into.Message, into.LastKnown = known, at
+		}
+		return e
 	})
 	if r, ok := any(request).(interface{ GetInstanceId() string }); ok && r.GetInstanceId() != "" {
 		return elsewhere(answers)
 	}
 	return answers
+}
+
+// lastKnown returns what is last known if a call failed because no leader answered. If that is not known either, it
+// adds the reason to the error.
+func lastKnown[M proto.Message](ctx context.Context, f *Fleet, e *Error, request proto.Message) (answer M,
+	at *time.Time) {
+	if f.options.LastKnown == nil || !e.NoAnswer() {
+		return answer, nil
+	}
+	identity, err := f.Identity()
+	if err != nil {
+		return answer, nil
+	}
+	found, known, err := f.options.LastKnown.Answer(ctx, e.Shard, identity.Who.Tenant, request)
+	if err != nil {
+		e.Message += "; " + err.Error()
+	}
+	if err != nil || found == nil {
+		return answer, nil
+	}
+	if list, ok := found.(*nstancev1.ListInstancesResponse); ok {
+		slices.SortFunc(list.GetInstances(), compareInstances)
+	}
+	answer, _ = found.(M)
+	return answer, &known
 }
 
 // Invoke is [Call] with a method that is known only at run time.
@@ -230,12 +270,15 @@ func pages[Q, M proto.Message](ctx context.Context, c Client,
 }
 
 // elsewhere removes the failures if any shard has the instance. An ID exists in one shard only.
-func elsewhere[T Result](answers []T) []T {
-	if !slices.ContainsFunc(answers, func(a T) bool { return a.Failure() == nil }) {
+func elsewhere[M proto.Message](answers []Answer[M]) []Answer[M] {
+	if !slices.ContainsFunc(answers, Answer[M].Answered) {
 		return answers
 	}
-	return slices.DeleteFunc(answers, func(a T) bool { return a.Failure() != nil })
+	return slices.DeleteFunc(answers, func(a Answer[M]) bool { return !a.Answered() })
 }
+
+// Answered reports whether there is a message, also if it is only what is last known.
+func (a Answer[M]) Answered() bool { return a.Err == nil || a.LastKnown != nil }
 
 // withID returns a request to create an instance with an ID, so that it can be repeated without making a second
 // instance.

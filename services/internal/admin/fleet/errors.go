@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"regexp"
 	"strings"
@@ -27,6 +28,13 @@ type Error struct {
 	Hint string
 
 	err error
+	// refused means that a server was reached, and that one of the two refused the other's certificate.
+	refused bool
+}
+
+// NoAnswer reports whether no leader answered, although nothing is known to be wrong with the call.
+func (e *Error) NoAnswer() bool {
+	return e != nil && !e.refused && (e.Code == codes.Unavailable || e.Code == codes.DeadlineExceeded)
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.Message) }
@@ -111,7 +119,8 @@ func explainError(shard string, err error, now time.Time) *Error {
 	}
 	var handshake *operatorclient.HandshakeError
 	if errors.As(err, &handshake) {
-		e.err = handshake.Cause
+		var network net.Error
+		e.err, e.refused = handshake.Cause, !errors.Is(handshake.Cause, io.EOF) && !errors.As(handshake.Cause, &network)
 		e.Message, e.Hint = explainHandshake(addr, handshake.Cause, now)
 		return e
 	}
@@ -122,6 +131,7 @@ func explainError(shard string, err error, now time.Time) *Error {
 	if e.Code == codes.Unavailable {
 		switch {
 		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is the only information
+			e.refused = true
 			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin " +
 				"cluster register-operator makes a new one"
 		case strings.Contains(e.Message, "no such host"):

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
@@ -35,6 +36,15 @@ type Options struct {
 	Now     func() time.Time
 	// Rand is the source of randomness for instance IDs.
 	Rand io.Reader
+	// LastKnown answers calls that only read if no leader answers. It may be nil.
+	LastKnown LastKnown
+}
+
+// LastKnown answers calls from what is known without a leader.
+type LastKnown interface {
+	// Answer answers a request for a tenant, and returns the time until which the answer was true as far as is known.
+	// It returns nothing for a request that it cannot answer, such as one that changes something.
+	Answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message, time.Time, error)
 }
 
 // Fleet calls servers. It is safe for concurrent use. The caller must call Close.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nstance-kit/nstance/services/api/messages"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
@@ -52,10 +53,10 @@ func (c *call) ListEvents(_ context.Context, req *nstancev1.ListEventsRequest) (
 	answer := &nstancev1.ListEventsResponse{}
 	if len(events) > size {
 		events = events[:size]
-		answer.NextPageToken = position(events[size-1])
+		answer.NextPageToken = messages.Position(events[size-1])
 	}
 	for _, e := range events {
-		answer.Events = append(answer.Events, journalEvent(e))
+		answer.Events = append(answer.Events, messages.Event(e))
 	}
 	return answer, nil
 }
@@ -105,7 +106,7 @@ func (c *call) FollowEvents(req *nstancev1.FollowEventsRequest,
 		e := ready[0]
 		ready = ready[1:]
 		query.After = localdb.PositionOf(e)
-		return &nstancev1.FollowEventsResponse{Event: journalEvent(e)}, nil
+		return &nstancev1.FollowEventsResponse{Event: messages.Event(e)}, nil
 	})
 }
 
@@ -159,21 +160,7 @@ func matches(q localdb.EventQuery, e record.Event) bool {
 		(at.Term > q.After.Term || at.Term == q.After.Term && at.Sequence > q.After.Sequence)
 }
 
-func journalEvent(e record.Event) *nstancev1.JournalEvent {
-	event := &nstancev1.JournalEvent{Position: position(e), Term: e.Term, At: timestamp(e.At), Kind: string(e.Kind),
-		Group: e.Group, InstanceId: e.Instance, Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor,
-		Message: e.Message, TookSeconds: e.TookSeconds}
-	if e.Kind == record.EventGroupSize {
-		event.Size = &nstancev1.GroupSize{Desired: uint32(e.Size.Desired), Actual: uint32(e.Size.Actual),
-			Healthy: uint32(e.Size.Healthy)}
-	}
-	return event
-}
-
-// position returns the position of an event in the journal as "TERM-SEQUENCE".
-func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Sequence) }
-
-// parsePosition parses a text that position has returned. The empty text is the position before all events.
+// parsePosition parses a text that messages.Position has returned. The empty text is the position before all events.
 func parsePosition(field, text string) (at localdb.Position, err error) {
 	if text == "" {
 		return at, nil

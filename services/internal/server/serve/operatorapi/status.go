@@ -2,12 +2,12 @@ package operatorapi
 
 import (
 	"cmp"
-	"encoding/json"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/nstance-kit/nstance/services/api/messages"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -19,22 +19,13 @@ import (
 
 // groupStatus returns the status of a group.
 func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
-	spec, overridden := c.Config.Override(v.GroupKey)
-	shard := c.Config.Shard()
-	if overridden && v.Static && !spec.Deleted {
-		spec = shard.Current(v.GroupKey, spec, c.Now())
-		overridden = !spec.Empty()
-	}
-	out := &nstancev1.GroupStatus{
-		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted,
-		Kind: v.Kind, Arch: v.Arch,
-		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy),
-		Preserved:     uint32(v.Preserved),
-		ProviderIds:   v.ProviderIDs,
-		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
-		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
-		Paused: v.Rollout.Paused, RolloutWaits: v.RolloutWaits, Outdated: uint32(v.Outdated),
-	}
+	entry, overridden := c.Config.Override(v.GroupKey)
+	out := messages.Group(c.Config.Shard(), &v.Group, entry, overridden, c.Now())
+	out.Size, out.ActualSize, out.Healthy = uint32(v.Size), uint32(v.Actual), uint32(v.Healthy)
+	out.Preserved, out.Outdated, out.ProviderIds = uint32(v.Preserved), uint32(v.Outdated), v.ProviderIDs
+	out.BlockedReason, out.BlockedSince, out.BlockedUntil = v.Blocked, timestamp(v.BlockedSince),
+		timestamp(v.BlockedUntil)
+	out.Paused, out.RolloutWaits = v.Rollout.Paused, v.RolloutWaits
 	if text := v.HaltReason(); text != "" {
 		out.Halted = &nstancev1.GroupHalt{At: timestamp(v.Halt.At), Reason: v.Halt.Reason,
 			RolledBackTo: timestamp(v.Halt.GoodAt), Message: text}
@@ -51,58 +42,25 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	if !v.SizeUntil.IsZero() {
 		out.MergedJson = c.Config.Settings(v.GroupKey, c.Now()).JSON()
 	}
-	for _, f := range shard.SetFields(v.GroupKey, spec, c.Now()) {
-		until, _ := time.Parse(time.RFC3339, f.Until)
-		at, _ := time.Parse(time.RFC3339, f.At)
-		out.Overrides = append(out.Overrides, &nstancev1.GroupOverride{Path: f.Path, Value: jsonOf(f.Value),
-			Configured: jsonOf(f.Configured), By: f.By, At: timestamp(at), Pinned: f.Pinned, Until: timestamp(until)})
-	}
-	if overridden {
-		spec.Deleted = false // reported by the field Deleting
-		if text, err := json.Marshal(spec); err == nil {
-			out.SpecJson = string(text)
-		}
-	}
 	return out
-}
-
-// jsonOf returns a value of a setting as JSON, or "" if there is none.
-func jsonOf(value any) string {
-	text, err := json.Marshal(value)
-	if value == nil || err != nil {
-		return ""
-	}
-	return string(text)
 }
 
 // instanceStatus returns the status of an instance.
 func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStatus {
 	rec, p := &v.Record, &v.Plan
 	provider := c.Config.Shard().Server.Provider
-	health, message := health(v, c.Now())
-	out := &nstancev1.InstanceStatus{
-		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand,
-		State:         string(rec.State),
-		ProviderState: string(providerState(v)), ProviderId: cmp.Or(rec.ProviderID, p.ProviderID), Health: health,
-		HealthMessage: message,
-		Ipv4:          cmp.Or(rec.IPv4, v.VM.IPv4), Ipv6: cmp.Or(rec.IPv6, v.VM.IPv6),
-		Hostname:     cmp.Or(rec.Hostname, v.VM.Hostname),
-		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term,
-		AgentVersion: v.Report.Version,
-		CreatedAt:    timestamp(rec.CreatedAt), LaunchedAt: timestamp(cmp.Or(rec.LaunchedAt, p.LaunchedAt)),
-		RegisteredAt: timestamp(rec.RegisteredAt),
-		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
-		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(cmp.Or(p.DeleteDeadline, rec.DeleteDeadline)),
-		DeletedAt: timestamp(rec.DeletedAt),
-		Zone:      provider.Zone, Region: provider.Region,
-		Protected: slices.Contains(v.Protected, rec.ID),
-	}
+	out := messages.Instance(rec)
+	out.ProviderState, out.ProviderId = string(providerState(v)), cmp.Or(rec.ProviderID, p.ProviderID)
+	out.Health, out.HealthMessage = health(v, c.Now())
+	out.Ipv4, out.Ipv6 = cmp.Or(rec.IPv4, v.VM.IPv4), cmp.Or(rec.IPv6, v.VM.IPv6)
+	out.Hostname, out.AgentVersion = cmp.Or(rec.Hostname, v.VM.Hostname), v.Report.Version
+	out.LaunchedAt, out.LastReportAt = timestamp(cmp.Or(rec.LaunchedAt, p.LaunchedAt)), timestamp(p.LastReport)
+	out.InfraDrift, out.RuntimeDrift = v.InfraDrift, v.RuntimeDrift
+	out.DeleteDeadline = timestamp(cmp.Or(p.DeleteDeadline, rec.DeleteDeadline))
+	out.Zone, out.Region = provider.Zone, provider.Region
+	out.Protected = slices.Contains(v.Protected, rec.ID)
 	if rec.Preserved != nil {
-		out.PreservedAt, out.PreserveReason = timestamp(rec.Preserved.At), rec.Preserved.Reason
 		out.PreservedUntil = timestamp(v.PreservedUntil)
-	}
-	if rec.Certificate != nil {
-		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)
 	}
 	if !p.LastReport.IsZero() {
 		out.Metrics = metrics(v.Report.Metrics)
@@ -217,9 +175,4 @@ func metrics(m shardstate.Metrics) *nstancev1.Metrics {
 	return out
 }
 
-func timestamp(at time.Time) *timestamppb.Timestamp {
-	if at.IsZero() {
-		return nil
-	}
-	return timestamppb.New(at)
-}
+func timestamp(at time.Time) *timestamppb.Timestamp { return messages.Timestamp(at) }
