@@ -1,9 +1,9 @@
 #!/bin/sh
-# Check what installs the operator, without a cluster: the Helm chart, the kustomize bases, the Flux examples, the components for clusterctl and the
+# Check what installs the operator, without a cluster: the Helm chart, the kustomize bases, the examples for Flux and Argo CD, the components for clusterctl and the
 # container image. tests/delivery installs the same on a real API server.
 #
 #   scripts/k8s-check.sh          all checks
-#   scripts/k8s-check.sh CHECK... some of them: chart kustomize flux clusterctl metrics image
+#   scripts/k8s-check.sh CHECK... some of them: chart kustomize flux argocd clusterctl metrics image
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -23,18 +23,20 @@ fail() {
 	exit 1
 }
 
-# schemas makes the schemas of all kinds of objects: of Kubernetes, Cluster API, Flux and Prometheus from their modules, and of Nstance.
+# schemas makes the schemas of all kinds of objects: of Kubernetes, Cluster API, Flux, Argo CD and Prometheus from their modules, and of Nstance.
 schemas() {
 	[ ! -d "$work/schemas" ] || return 0
 	kubernetes=$(module kubernetes k8s.io/kubernetes)
 	capi=$(module cluster-api sigs.k8s.io/cluster-api)
+	argocd=$(module argo-cd github.com/argoproj/argo-cd/v3)
 	mkdir "$work/crds"
 	generate=$(scripts/tool.sh controller-gen)
 	(cd tests/delivery/definitions && GOWORK=off GOFLAGS=-mod=readonly "$generate" crd:crdVersions=v1,allowDangerousTypes=true \
 		paths=github.com/fluxcd/helm-controller/api/v2 paths=github.com/fluxcd/kustomize-controller/api/v1 paths=github.com/fluxcd/source-controller/api/v1 \
 		paths=github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1 output:crd:dir="$work/crds")
 	kubectl kustomize config/crd >"$work/crds/nstance.yaml"
-	go run ./tests/delivery/schemas -out "$work/schemas" -openapi "$kubernetes/api/openapi-spec/v3" "$work"/crds/*.yaml "$capi"/core/config/crd/bases/*.yaml
+	go run ./tests/delivery/schemas -out "$work/schemas" -openapi "$kubernetes/api/openapi-spec/v3" "$work"/crds/*.yaml "$capi"/core/config/crd/bases/*.yaml \
+		"$argocd/manifests/crds/application-crd.yaml"
 }
 
 # module TOOL PATH prints the directory of a module that a tool is built from. It downloads the module first if necessary.
@@ -94,6 +96,7 @@ check_kustomize() {
 		case $component in */without-on-demand) continue ;; esac # it excludes another component; tests/delivery builds it
 		grep -q "components/$(basename "$component")" services/operator/kustomize/example/kustomization.yaml || fail "no example uses $component"
 	done
+	conform examples/kubernetes-node/nstance-server.yaml examples/kubernetes-node
 	echo "kustomize: base, default, example with every component"
 }
 
@@ -111,6 +114,17 @@ check_flux() {
 		done <"$work/paths"
 	done
 	echo "flux: every directory builds, and every object fits its schema"
+}
+
+check_argocd() {
+	for environment in base staging production; do
+		kubectl kustomize "examples/argocd/$environment" >"$work/argocd.yaml" || fail "examples/argocd/$environment cannot be built"
+		conform "$work/argocd.yaml" "examples/argocd/$environment"
+		# The directories of the pools are those of the example for Flux.
+		path=$(sed -n 's|^    path: ||p' "$work/argocd.yaml")
+		[ -d "examples/flux/$path" ] || fail "examples/argocd/$environment names $path, which does not exist"
+	done
+	echo "argocd: every directory builds, and every object fits its schema"
 }
 
 # check_clusterctl runs clusterctl with a directory as its repository.
@@ -158,7 +172,7 @@ check_image() {
 	go -C images/container test -timeout 30m ./...
 }
 
-[ $# -gt 0 ] || set -- chart kustomize flux clusterctl metrics image
+[ $# -gt 0 ] || set -- chart kustomize flux argocd clusterctl metrics image
 for check; do
 	"check_$check"
 done

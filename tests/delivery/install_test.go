@@ -46,9 +46,12 @@ func TestInstall(t *testing.T) {
 	t.Run("Bases", i.testBases)
 	t.Run("Clusterctl", i.testClusterctl)
 	t.Run("Flux", i.testFlux)
+	t.Run("ArgoCD", i.testArgoCD)
+	t.Run("ServerOnANode", i.testServerOnANode)
 }
 
-// foreignDefinitions generates the CRDs of Flux and Prometheus from their Go types. It returns their directory.
+// foreignDefinitions generates the CRDs of Flux and Prometheus from their Go types, and copies that of Argo CD. It
+// returns their directory.
 func foreignDefinitions(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,6 +66,14 @@ func foreignDefinitions(t *testing.T) string {
 		args = append(args, "paths="+path)
 	}
 	output(t, nil, "sh", args...)
+	const module = "github.com/argoproj/argo-cd/v3"
+	output(t, nil, "go", "-C", "../tools/argo-cd", "mod", "download", module)
+	source := strings.TrimSpace(string(output(t, nil, "go", "-C", "../tools/argo-cd", "list", "-m", "-f", "{{.Dir}}",
+		module)))
+	if err := os.WriteFile(filepath.Join(dir, "argocd.yaml"), read(t, filepath.Join(source,
+		"manifests/crds/application-crd.yaml")), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	return dir
 }
 
@@ -282,6 +293,36 @@ func (i *installed) testFlux(t *testing.T) {
 	if _, err := run(i.ctx, i.env, "kubectl", "-n", "nstance-system", "apply", "--server-side", "--validate=strict",
 		"--dry-run=server", "-f", bad); err == nil {
 		t.Error("a misspelt field was taken")
+	}
+}
+
+// testArgoCD checks that the API server accepts the Applications of the example. Argo CD does not run.
+func (i *installed) testArgoCD(t *testing.T) {
+	i.namespace(t, "argocd")
+	for _, environment := range []string{"staging", "production"} {
+		output(t, i.env, "kubectl", "apply", "--server-side", "--validate=strict", "--dry-run=server", "-k",
+			filepath.Join(argocd, environment))
+	}
+}
+
+// testServerOnANode applies the example of a server on a Kubernetes node. The API server must admit its pod.
+func (i *installed) testServerOnANode(t *testing.T) {
+	output(t, i.env, "kubectl", "apply", "--server-side", "--validate=strict", "-f",
+		"../../examples/kubernetes-node/nstance-server.yaml")
+	set := &appsv1.DaemonSet{}
+	key := client.ObjectKey{Namespace: "nstance-servers", Name: "nstance-server-us-west-2a"}
+	if err := i.Client.Get(i.ctx, key, set); err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, GenerateName: key.Name + "-",
+		Labels: set.Spec.Template.Labels}, Spec: set.Spec.Template.Spec}
+	// The controller manager makes the account, and does not run here.
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: "default"}}
+	if err := i.Client.Create(i.ctx, account); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	if err := i.Client.Create(i.ctx, pod, client.DryRunAll); err != nil {
+		t.Errorf("its pod is refused: %v", err)
 	}
 }
 

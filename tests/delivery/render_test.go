@@ -24,6 +24,7 @@ import (
 const (
 	bases    = "../../services/operator/kustomize"
 	examples = "../../examples/flux"
+	argocd   = "../../examples/argocd"
 )
 
 // tool returns the path of a pinned tool and builds it if necessary.
@@ -501,6 +502,48 @@ func TestFluxValuesFit(t *testing.T) {
 	}
 }
 
+// TestArgoValuesFit renders the chart with the values of the Applications, as Argo CD does. The name of the Application
+// becomes the name of the release.
+func TestArgoValuesFit(t *testing.T) {
+	for _, environment := range []string{"staging", "production"} {
+		application := find(t, kustomize(t, filepath.Join(argocd, environment)), "Application", "nstance-operator")
+		raw, err := yaml.Marshal(field(application, "spec", "source", "helm", "valuesObject"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		rendered := template(t, "-f", path)
+		config := fmt.Sprint(field(find(t, rendered, "ConfigMap", "nstance-operator-config"), "data", "config.yaml"))
+		if !strings.Contains(config, `cluster_id: "`+environment+`"`) {
+			t.Errorf("%s: configuration is\n%s", environment, config)
+		}
+		authority := find(t, rendered, "ConfigMap", "nstance-cluster-ca")
+		if !strings.Contains(fmt.Sprint(field(authority, "data", "ca.crt")), "BEGIN CERTIFICATE") {
+			t.Errorf("%s: no certificate", environment)
+		}
+		definitions := 0
+		for _, object := range rendered {
+			if object.GetKind() == "CustomResourceDefinition" {
+				definitions++
+				// By this annotation Argo CD keeps it.
+				if got := object.GetAnnotations()["helm.sh/resource-policy"]; got != "keep" {
+					t.Errorf("%s: the policy of %s is %q", environment, object.GetName(), got)
+				}
+			}
+			// Argo CD knows other hooks of Helm, but not those before a deletion.
+			if hook := object.GetAnnotations()["helm.sh/hook"]; hook != "" {
+				t.Errorf("%s: %s %s is a hook: %s", environment, object.GetKind(), object.GetName(), hook)
+			}
+		}
+		if definitions < 5 {
+			t.Errorf("%s: %d definitions", environment, definitions)
+		}
+	}
+}
+
 // TestVersionsAgree checks that the chart, the bases, the examples and other files name the same version of the
 // operator.
 func TestVersionsAgree(t *testing.T) {
@@ -515,9 +558,12 @@ func TestVersionsAgree(t *testing.T) {
 		t.Errorf("chart %s is of application %s", about.Version, about.AppVersion)
 	}
 	for path, want := range map[string]string{
-		filepath.Join(bases, "base", "kustomization.yaml"):                  "newTag: " + about.Version + "\n",
-		filepath.Join(examples, "operator", "base", "source.yaml"):          "tag: " + about.Version + "\n",
-		filepath.Join(examples, "clusters", "base", "source.yaml"):          "tag: v" + about.Version + "\n",
+		filepath.Join(bases, "base", "kustomization.yaml"):         "newTag: " + about.Version + "\n",
+		filepath.Join(examples, "operator", "base", "source.yaml"): "tag: " + about.Version + "\n",
+		filepath.Join(examples, "clusters", "base", "source.yaml"): "tag: v" + about.Version + "\n",
+		"../../examples/kubernetes-node/nstance-server.yaml": "nstance-server:" + about.Version +
+			"\n",
+		filepath.Join(argocd, "base", "operator.yaml"):                      "targetRevision: " + about.Version + "\n",
 		"../../services/operator/clusterctl/infrastructure-components.yaml": "nstance-operator:" + about.Version + "\n",
 		"../../docs/start/kubernetes.md": "nstance-operator-" + about.Version +
 			".tgz",

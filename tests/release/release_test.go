@@ -65,6 +65,7 @@ func TestRelease(t *testing.T) {
 	t.Run("Signatures", d.testSignatures)
 	t.Run("Packages", d.testPackages)
 	t.Run("Trial", d.testTrial)
+	t.Run("Image", d.testImage)
 	t.Run("Terraform", d.testTerraform)
 	t.Run("Chart", d.testChart)
 }

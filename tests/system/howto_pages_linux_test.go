@@ -74,6 +74,13 @@ func (h *howTo) pagesOfEveryDay() []guide {
 			{texts: []string{"applied"}},
 			{texts: []string{"config"}},
 		}},
+		{file: "production-checklist.md", steps: []step{
+			{texts: []string{"server-1", "server-2", "0 problems", "objects of cluster " + local.Cluster}},
+			{after: func(ctx context.Context, _ string) error {
+				_, err := h.stack.AwaitLine(ctx, "serving as leader", 2)
+				return err
+			}},
+		}},
 	}
 }
 

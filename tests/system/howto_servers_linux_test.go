@@ -45,13 +45,6 @@ func (h *howTo) pagesAboutServers() []guide {
 				return os.WriteFile(h.file("proxmox-token"), []byte("token"), 0o600)
 			}, after: func(context.Context, string) error { return h.written("nstance-secrets.iso") }},
 		}, check: h.checkUnit},
-		{file: "production-checklist.md", steps: []step{
-			{texts: []string{"server-1", "server-2", "0 problems", "objects of cluster " + local.Cluster}},
-			{after: func(ctx context.Context, _ string) error {
-				_, _, err := awaitLeaderWithHeir(ctx, h.stack)
-				return err
-			}},
-		}},
 		{file: "upgrade.md", steps: []step{
 			{after: func(context.Context, string) error { return h.written("workload-ca.crt") }},
 		}},
