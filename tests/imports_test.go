@@ -34,7 +34,7 @@ var wings = []struct{ folder, rows string }{
 	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | " +
 		"config | bootscript envelope authority contexts"},
 	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
-	{"services/api", "nstance notleader messages operatorclient v1beta1"},
+	{"services/api", "nstance notleader messages tunnel operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},
 	{"services/internal/daemon", "tasks systemd"},
 	{"services/internal/server", "plan lead/election filegen metrics health watch | " +
@@ -434,7 +434,7 @@ func cloudPlaces() []string {
 		// These folders and files list the clouds, or the kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/store/keyring/all/", "services/store/objstore/open/",
 		"services/store/secretstore/open/", "services/internal/agent/notice/clouds.go",
-		"services/cmd/nstance-server/", "services/cmd/nstance-admin/clouds.go",
+		"services/cmd/nstance-server/", "services/cmd/nstance-admin/clouds.go", "services/api/tunnel/clouds.go",
 		// Kinds of secrets store.
 		"services/store/secretstore/aws/", "services/store/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.

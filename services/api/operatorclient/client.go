@@ -28,6 +28,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
@@ -38,6 +39,8 @@ const (
 	PingAfter, PingTimeout = 10 * time.Second, 3 * time.Second
 	// connectTimeout limits the time to make a connection, including TLS.
 	connectTimeout = 5 * time.Second
+	// tunnelTimeout is the same through a tunnel, whose program may have to start a session first.
+	tunnelTimeout = 30 * time.Second
 	// maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
 	maxMessage = 16 << 20
 )
@@ -53,6 +56,9 @@ type Options struct {
 	// LeaderAddr returns the address to follow from the answer of a standby. The default is the address of the operator
 	// API.
 	LeaderAddr func(*nstancev1.NotLeader) string
+	// Via is the way to the servers, if this machine cannot reach them directly. The server at its end must have a
+	// certificate for the address that is called.
+	Via tunnel.Way
 	// Proxy means that connections use the proxy that the environment variable HTTPS_PROXY names.
 	Proxy bool
 	// Dial holds additional options of every connection.
@@ -62,6 +68,7 @@ type Options struct {
 // Client calls the leader of one shard. It is safe for concurrent use. The caller must call Close.
 type Client struct {
 	options Options
+	dialer  *tunnel.Dialer
 
 	mu    sync.Mutex
 	conns map[string]*conn // by address
@@ -81,11 +88,12 @@ func New(o Options) *Client {
 	if o.LeaderAddr == nil {
 		o.LeaderAddr = (*nstancev1.NotLeader).GetOperatorAddr
 	}
-	return &Client{options: o, conns: map[string]*conn{}}
+	return &Client{options: o, dialer: tunnel.New(o.Via), conns: map[string]*conn{}}
 }
 
-// Close closes the connections.
+// Close closes the connections. It waits until the programs of a tunnel have ended.
 func (c *Client) Close() {
+	defer c.dialer.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, one := range c.conns {
@@ -206,9 +214,15 @@ func (c *Client) connect(addr string) (*conn, error) {
 	to := c.conns[addr]
 	if to == nil {
 		credentials := NewCredentials(c.options.TLS)
-		dial := c.options.Dial
-		if !c.options.Proxy { // gRPC uses HTTPS_PROXY only with its own dialer
-			dial = append([]grpc.DialOption{grpc.WithContextDialer(credentials.Dial)}, dial...)
+		dial, limit := c.options.Dial, connectTimeout
+		if !c.options.Proxy || !c.options.Via.IsZero() { // gRPC uses HTTPS_PROXY only with its own dialer
+			dial = append([]grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn,
+				error) {
+				return credentials.dial(ctx, addr, c.dialer.Dial)
+			})}, dial...)
+		}
+		if !c.options.Via.IsZero() {
+			limit = tunnelTimeout
 		}
 		// With "passthrough", gRPC dials the address unchanged. The host in the address must match the server's
 		// certificate.
@@ -217,7 +231,7 @@ func (c *Client) connect(addr string) (*conn, error) {
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: PingAfter, Timeout: PingTimeout,
 				PermitWithoutStream: true}),
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig,
-				MinConnectTimeout: connectTimeout}),
+				MinConnectTimeout: limit}),
 			grpc.WithDisableServiceConfig(), // Call does the retries
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 			grpc.WithIdleTimeout(0),
@@ -336,21 +350,29 @@ func (c *Credentials) handshake(ctx context.Context, name string, raw net.Conn) 
 	return credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
 }
 
-// Failure returns the error of the last handshake. It returns nil if that handshake succeeded, or if Dial was called
-// after that handshake.
+// Failure returns the error of the last handshake. It returns nil if that handshake succeeded, or if a new
+// connection was begun after that handshake.
 func (c *Credentials) Failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Dial connects to an address and clears the error that [Credentials.Failure] returns. It is a dialer for
-// grpc.WithContextDialer.
-func (c *Credentials) Dial(ctx context.Context, addr string) (net.Conn, error) {
+// dial connects to an address and clears the error that [Credentials.Failure] returns, or sets it to the failure of a
+// tunnel.
+func (c *Credentials) dial(ctx context.Context, addr string,
+	dial func(context.Context, string) (net.Conn, error)) (net.Conn, error) {
 	c.mu.Lock()
 	c.err = nil
 	c.mu.Unlock()
-	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	conn, err := dial(ctx, addr)
+	var failed *tunnel.Error
+	if errors.As(err, &failed) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.err = failed
+	}
+	return conn, err
 }
 
 // Clone returns c itself. A copy is not needed, because only one connection uses c.

@@ -45,6 +45,7 @@ func Variable(flag string) string {
 // all lists the settings in the order in which they are shown.
 var all = []Setting{
 	{Flag: "servers", check: parses(endpoints.Parse)},
+	{Flag: "via", Of: "servers"},
 	{Flag: "shard", check: ident.ValidateName},
 	{Flag: "identity-dir"},
 	{Flag: "storage-bucket"},

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -50,12 +51,23 @@ func (a *app) readContexts() (contexts.File, error) {
 	if err != nil {
 		return contexts.File{}, fmt.Errorf("read contexts: %w", err)
 	}
-	file, err := contexts.Parse(text)
+	file, err := parseContexts(text)
 	if err != nil {
 		return contexts.File{}, withHint(fmt.Errorf("read contexts: %s: %w", path, err),
 			"nstance-admin context --help shows the form of the file")
 	}
 	return file, nil
+}
+
+// parseContexts reads and checks contexts.
+func parseContexts(text []byte) (contexts.File, error) {
+	file, err := contexts.Parse(text)
+	for _, name := range slices.Sorted(maps.Keys(file.Contexts)) {
+		if _, wrong := tunnel.Parse(file.Contexts[name]["via"]); wrong != nil {
+			err = errors.Join(err, fmt.Errorf("contexts.%s.via: %w", name, wrong))
+		}
+	}
+	return file, err
 }
 
 // writeContexts writes the file with the contexts.
@@ -283,7 +295,7 @@ identity_dir gets the directory "identities/CONTEXT" beside the file with the co
 		if err != nil {
 			return fmt.Errorf("read contexts: %w", err)
 		}
-		imported, err := contexts.Parse(text)
+		imported, err := parseContexts(text)
 		if err != nil {
 			return withHint(fmt.Errorf("%s: %w", from, err), "nstance-admin context --help shows the form of the file")
 		}

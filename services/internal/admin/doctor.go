@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
@@ -86,13 +87,17 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 		if o.servers, err = endpoints.Parse(reach.servers); err != nil {
 			return usagef("server %w", err)
 		}
+		ways, err := waysTo(o.servers, reach.via)
+		if err != nil {
+			return err
+		}
 		if o.shard == "" && len(o.servers) == 1 {
 			o.shard = o.servers[0].Name
 		}
 		if err := ident.ValidateName(o.shard); err != nil {
 			return usagef("--shard: %w", err)
 		}
-		o.identity = reach.identityDir
+		o.identity, o.via = reach.identityDir, ways[o.shard]
 		var d diagnosis
 		_ = a.during("examining shard "+o.shard, func() error {
 			d = a.diagnose(cmd.Context(), &s, o)
@@ -126,6 +131,7 @@ func problemsIn(findings []finding) (bad int) {
 type doctorOptions struct {
 	shard, cacheDir, identity string
 	servers                   []endpoints.Shard
+	via                       tunnel.Way // to the shard's servers
 	lines                     int
 }
 

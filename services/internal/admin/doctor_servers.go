@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -24,21 +24,37 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
-// portTime is the time limit of a connection to one port.
-const portTime = 5 * time.Second
+// portTime is the time limit of a connection to one port, and tunnelTime that of one through a tunnel.
+const (
+	portTime   = 5 * time.Second
+	tunnelTime = 30 * time.Second
+)
+
+// limit returns the time limit of a connection to one port.
+func (o doctorOptions) limit() time.Duration {
+	if o.via.IsZero() {
+		return portTime
+	}
+	return tunnelTime
+}
 
 // port is the address of one of a server's ports, and the name of that port, such as "agent port".
 type port struct{ name, addr string }
 
-// checkPorts connects to the leader's addresses in the lock, and to the shard's other addresses in --servers.
+// checkPorts connects to the leader's addresses in the lock, and to the shard's other addresses in --servers. Through a
+// tunnel, only operator ports are known to be reachable.
 func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions) []finding {
 	at := lock.Addresses
-	found := a.checkServer(ctx, "of "+lock.LeaderID, []port{{"election port", at.Election},
-		{"registration port", at.Registration}, {"operator port", at.Operator}, {"agent port", at.Agent}})
+	ports := []port{{"operator port", at.Operator}}
+	if o.via.IsZero() {
+		ports = []port{{"election port", at.Election}, {"registration port", at.Registration}, ports[0],
+			{"agent port", at.Agent}}
+	}
+	found := a.checkServer(ctx, o, "of "+lock.LeaderID, ports)
 	for _, known := range o.servers {
 		for _, addr := range known.Addrs {
 			if known.Name == o.shard && addr != at.Operator {
-				found = append(found, a.checkServer(ctx, "in --servers", []port{{"operator port", addr}})...)
+				found = append(found, a.checkServer(ctx, o, "in --servers", []port{{"operator port", addr}})...)
 			}
 		}
 	}
@@ -47,14 +63,14 @@ func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions)
 
 // checkServer connects to the ports of one server. If the server's machine refuses all connections, checkServer returns
 // a single finding for all ports.
-func (a *app) checkServer(ctx context.Context, who string, ports []port) (found []finding) {
+func (a *app) checkServer(ctx context.Context, o doctorOptions, who string, ports []port) (found []finding) {
 	var refused []string
 	var closed []int // in found
 	for _, p := range ports {
 		if p.addr == "" {
 			continue
 		}
-		f, err := a.checkPort(ctx, p.name+" "+who+" "+p.addr, p.addr)
+		f, err := a.checkPort(ctx, o, p.name+" "+who+" "+p.addr, p.addr)
 		if err != nil {
 			closed = append(closed, len(found))
 		}
@@ -84,12 +100,18 @@ func (a *app) checkServer(ctx context.Context, who string, ports []port) (found 
 
 // checkPort connects to a port and checks the certificate of its server. It sends no request. The error is set only if
 // no connection was made. Any other problem is only in the finding.
-func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error) {
+func (a *app) checkPort(ctx context.Context, o doctorOptions, check, addr string) (finding, error) {
 	const next = "is the server running, and does a firewall or security group permit it from here? nstance-admin " +
 		"server list shows the servers once there is a leader"
-	ctx, cancel := context.WithTimeout(ctx, portTime)
+	ctx, cancel := context.WithTimeout(ctx, o.limit())
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	dialer := tunnel.New(o.via)
+	defer dialer.Close()
+	conn, err := dialer.Dial(ctx, addr)
+	var failed *tunnel.Error
+	if errors.As(err, &failed) {
+		return finding{check, false, err.Error(), failed.Advice}, nil
+	}
 	if err != nil {
 		return finding{check, false, "closed: " + err.Error(), next}, err
 	}
@@ -113,8 +135,8 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 	if !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }) {
 		return nil
 	}
-	f := fleet.New(fleet.Options{Servers: o.servers, IdentityDir: o.identity, Timeout: portTime, Now: a.Now,
-		Rand: a.Rand})
+	f := fleet.New(fleet.Options{Servers: o.servers, Via: map[string]tunnel.Way{o.shard: o.via},
+		IdentityDir: o.identity, Timeout: o.limit(), Now: a.Now, Rand: a.Rand})
 	defer f.Close()
 	answer := fleet.Call(ctx, f, []string{o.shard}, fleet.Client.GetShardStatus,
 		&nstancev1.GetShardStatusRequest{})[0]

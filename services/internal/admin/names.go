@@ -48,8 +48,9 @@ func (a *app) resolve(cmd *cobra.Command, args []string) error {
 
 // scopeOf returns the scope that the flags of a command line select so far.
 func scopeOf(cmd *cobra.Command) *scope {
-	s := &scope{servers: flagText(cmd, "servers"), identityDir: flagText(cmd, "identity-dir"),
-		shard: flagText(cmd, "shard"), all: flagText(cmd, "all-shards") == "true"}
+	s := &scope{servers: flagText(cmd, "servers"), via: flagText(cmd, "via"),
+		identityDir: flagText(cmd, "identity-dir"), shard: flagText(cmd, "shard"),
+		all: flagText(cmd, "all-shards") == "true"}
 	if _, ok := cmd.Annotations[readsOnly]; ok {
 		s.reader = cmd
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
@@ -31,9 +33,9 @@ var (
 
 // scope holds the flags of commands that call shards.
 type scope struct {
-	servers, identityDir, shard string
-	all                         bool
-	timeout                     time.Duration
+	servers, via, identityDir, shard string
+	all                              bool
+	timeout                          time.Duration
 	// reader is the command if it shows what is last known when no leader answers. It is nil for other commands.
 	reader *cobra.Command
 }
@@ -77,6 +79,8 @@ func scopeFlags(cmd *cobra.Command) *scope {
 func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.servers, "servers", "",
 		"operator addresses as shard=host:port,…; several of one shard are tried in turn")
+	cmd.Flags().StringVar(&s.via, "via", "",
+		"ways to servers that this machine cannot reach, as shard=WAY,…; a WAY is "+tunnel.Forms)
 	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+
 		operatorclient.CertificateFile+" and "+operatorclient.KeyFile)
 	cmd.Flags().DurationVar(&s.timeout, "request-timeout", 30*time.Second, "how long one call to one shard may take")
@@ -97,13 +101,17 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	case s.timeout <= 0:
 		return nil, usagef("--request-timeout %s is not more than zero", s.timeout)
 	}
+	via, err := waysTo(servers, s.via)
+	if err != nil {
+		return nil, err
+	}
 	dir := s.identityDir
 	if dir == "" {
 		return nil, &usageError{err: errors.New("no identity directory is given"),
 			hint: "give it with --identity-dir or in " + envIdentity +
 				"; nstance-admin cluster register-operator makes one"}
 	}
-	options := fleet.Options{Servers: servers, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand}
+	options := fleet.Options{Servers: servers, Via: via, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand}
 	if s.reader != nil {
 		options.LastKnown = &bucketReader{app: a, cmd: s.reader}
 	}
@@ -117,6 +125,25 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 			dir, stamp(identity.Leaf.NotAfter), dir)
 	}
 	return f, nil
+}
+
+// waysTo reads the setting "via". Each way must lead to one of the shards.
+func waysTo(servers []endpoints.Shard, text string) (map[string]tunnel.Way, error) {
+	ways, err := tunnel.Parse(text)
+	if err != nil {
+		return nil, &usageError{err: fmt.Errorf("--via: %w", err), hint: "--via us-west-2a=127.0.0.1:8993"}
+	}
+	var names []string
+	for _, shard := range servers {
+		names = append(names, shard.Name)
+	}
+	for _, shard := range slices.Sorted(maps.Keys(ways)) {
+		if !slices.Contains(names, shard) {
+			return nil, &usageError{err: fmt.Errorf("--via: there is no address of shard %q in --servers; the "+
+				"certificate of its server is verified for that address", shard), hint: near(shard, names)}
+		}
+	}
+	return ways, nil
 }
 
 // connect returns a fleet and the shards that a command applies to. The caller must close the fleet.

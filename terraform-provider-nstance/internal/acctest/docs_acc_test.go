@@ -14,7 +14,7 @@ func TestAccExamplesOfDocs(t *testing.T) {
 	acctest.Acceptance(t)
 	const root = "../../examples"
 	files, err := filepath.Glob(root + "/*/*/*.tf")
-	if err != nil || len(files) != 17 {
+	if err != nil || len(files) != 18 {
 		t.Fatalf("%d examples: %v", len(files), err)
 	}
 	config, err := os.ReadFile("../../../examples/config-tmux.jsonc")

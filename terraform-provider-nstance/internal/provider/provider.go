@@ -17,6 +17,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
@@ -85,6 +86,7 @@ func (p *Provider) Functions(context.Context) []func() function.Function {
 // nstance-admin reads the same variables.
 var (
 	serversVariable  = contexts.Variable("servers")
+	viaVariable      = contexts.Variable("via")
 	identityVariable = contexts.Variable("identity-dir")
 )
 
@@ -125,6 +127,7 @@ type (
 	}
 	operatorModel struct {
 		Servers          types.Map    `tfsdk:"servers"`
+		Via              types.Map    `tfsdk:"via"`
 		IdentityDir      types.String `tfsdk:"identity_dir"`
 		CACertificatePEM types.String `tfsdk:"ca_certificate_pem"`
 		CertificatePEM   types.String `tfsdk:"certificate_pem"`
@@ -213,6 +216,7 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 	if settings.IdentityDir = o.IdentityDir.ValueString(); settings.IdentityDir == "" && settings.PrivateKey == "" {
 		settings.IdentityDir = os.Getenv(identityVariable)
 	}
+	settings.Via = o.ways(ctx, &diags)
 	settings.Addresses = map[string][]string{}
 	if o.Servers.IsNull() {
 		shards, err := endpoints.Parse(os.Getenv(serversVariable))
@@ -238,6 +242,28 @@ func (m model) operator(ctx context.Context) (servers.Settings, diag.Diagnostics
 		settings.Addresses[shard] = addrs
 	}
 	return settings, diags
+}
+
+// ways reads operator.via, or its environment variable.
+func (o operatorModel) ways(ctx context.Context, diags *diag.Diagnostics) map[string]tunnel.Way {
+	if o.Via.IsNull() {
+		ways, err := tunnel.Parse(os.Getenv(viaVariable))
+		if err != nil {
+			diags.Append(diagnostic.Failure{What: "Invalid " + viaVariable, Why: err,
+				Do: "Correct the variable, or set operator.via."}.At(path.Root("operator")))
+		}
+		return ways
+	}
+	texts, ways := map[string]string{}, map[string]tunnel.Way{}
+	diags.Append(o.Via.ElementsAs(ctx, &texts, false)...)
+	for shard, text := range texts {
+		var err error
+		if ways[shard], err = tunnel.ParseWay(text); err != nil {
+			at := path.Root("operator").AtName("via").AtMapKey(shard)
+			diags.Append(diagnostic.Failure{What: "Invalid way", Why: err, Do: "Correct " + at.String() + "."}.At(at))
+		}
+	}
+	return ways
 }
 
 // known reports whether a value and all values in it are known.

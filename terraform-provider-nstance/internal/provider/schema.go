@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -160,6 +161,16 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
 							mapvalidator.ValueStringsAre(name.Parsed("address", endpoints.ParseAddrs)),
+						},
+					},
+					"via": schema.MapAttribute{
+						MarkdownDescription: "Ways to the servers of shards that this machine cannot reach, by shard: " +
+							tunnel.Forms + ". The server's certificate is verified for its own address. " +
+							"Default: the variable `" + viaVariable + "`.",
+						Optional: true, ElementType: types.StringType,
+						Validators: []validator.Map{
+							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
+							mapvalidator.ValueStringsAre(name.Parsed("way", tunnel.ParseWay)),
 						},
 					},
 					"identity_dir": schema.StringAttribute{

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 )
 
 // Error describes why a call to a shard failed.
@@ -174,6 +175,21 @@ func operatorPort(addr string) string {
 	}
 	return fmt.Sprintf("give the operator port in --servers: %s, unless operator_addr of the shard's configuration "+
 		"has another port", net.JoinHostPort(host, "8993"))
+}
+
+// via adds to the error of a call through a tunnel which tunnel it was. The tunnel is the probable cause.
+func (e *Error) via(way tunnel.Way) {
+	var failed *tunnel.Error
+	var peer *operatorclient.PeerError
+	var host x509.HostnameError
+	switch {
+	case errors.As(e.err, &failed):
+		e.Hint = failed.Advice
+		return // its message names the way
+	case errors.As(e.err, &peer), errors.As(e.err, &host):
+		e.Hint = "check --via: it must lead to the servers of shard " + e.Shard + ", at the addresses in --servers"
+	}
+	e.Message += ", via " + way.String()
 }
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {

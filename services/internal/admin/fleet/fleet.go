@@ -21,14 +21,17 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
-// Options configure [New]. All are required.
+// Options configure [New]. All but Via are required.
 type Options struct {
 	// Servers holds the operator addresses of each shard. They are tried in turn.
 	Servers []endpoints.Shard
+	// Via holds the way to the servers of a shard, if this machine cannot reach them directly.
+	Via map[string]tunnel.Way
 	// IdentityDir is read for every new connection, so that a renewed certificate is used without a restart.
 	IdentityDir string
 	// Timeout limits one call to one shard, including the time to connect.
@@ -58,6 +61,7 @@ func New(options Options) *Fleet {
 	f := &Fleet{options: options, clients: map[string]*operatorclient.Client{}}
 	for _, shard := range options.Servers {
 		f.clients[shard.Name] = operatorclient.New(operatorclient.Options{Addresses: shard.Addrs,
+			Via: options.Via[shard.Name],
 			TLS: func() (*tls.Config, error) {
 				identity, err := f.Identity()
 				if err != nil {
@@ -114,6 +118,9 @@ func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context
 		return nil
 	}
 	e := explainError(shard, err, f.options.Now())
+	if via := f.options.Via[shard]; !via.IsZero() && e.Code == codes.Unavailable {
+		e.via(via)
+	}
 	if role := neededRole(e); role != "" {
 		e.Hint = f.registration(role)
 	}

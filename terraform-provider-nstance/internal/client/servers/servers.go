@@ -20,12 +20,16 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 )
 
-// callTimeout bounds one call, including the search for the leader.
-const callTimeout = 30 * time.Second
+// callTimeout bounds one call, including the search for the leader. tunnelTimeout is the same through a tunnel.
+const (
+	callTimeout   = 30 * time.Second
+	tunnelTimeout = time.Minute
+)
 
 var (
 	// ErrUnknown means that the provider's settings are not known yet.
@@ -45,6 +49,8 @@ type Settings struct {
 	// Addresses lists host:port pairs by shard. They are tried in order. For shards that are not listed, the package
 	// uses the leader's address from the election lock in the bucket.
 	Addresses map[string][]string
+	// Via holds the way to the servers of a shard, if this machine cannot reach them directly.
+	Via map[string]tunnel.Way
 	// IdentityDir is a directory with ca.crt, identity.crt and identity.key. If it is "", the three PEM texts below are
 	// used.
 	IdentityDir                 string
@@ -121,9 +127,13 @@ func loadIdentity(s Settings) (identity operatorclient.Identity, err error) {
 type Client = nstancev1.OperatorServiceClient
 
 // Call calls `do` with a client of the shard's leader, as [operatorclient.Client.Call] does. It returns the gRPC errors
-// of the API and the errors of this package. It takes at most 30 s.
+// of the API and the errors of this package. It takes at most 30 s, through a tunnel a minute.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	limit, via := callTimeout, c.way(shard)
+	if !via.IsZero() {
+		limit = tunnelTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	identity, err := c.Identity()
 	if err != nil {
@@ -133,7 +143,7 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 	if err != nil {
 		return err
 	}
-	client := operatorclient.New(operatorclient.Options{Addresses: addrs, Proxy: true,
+	client := operatorclient.New(operatorclient.Options{Addresses: addrs, Via: via, Proxy: true,
 		TLS: func() (*tls.Config, error) {
 			return identity.Config(shard, time.Now)
 		}})
@@ -149,6 +159,14 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 		return failed.Err
 	}
 	return err
+}
+
+// way returns the way to the servers of a shard.
+func (c *Connection) way(shard string) tunnel.Way {
+	if c == nil {
+		return tunnel.Way{}
+	}
+	return c.settings.Via[shard]
 }
 
 func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]string, error) {
@@ -178,7 +196,10 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 func Advice(err error) string {
 	var peer *operatorclient.PeerError
 	var copied *clusterstate.NotHomeError
+	var failed *tunnel.Error
 	switch {
+	case errors.As(err, &failed):
+		return "Check operator.via in the provider's configuration; " + failed.Advice
 	case errors.Is(err, ErrUnknown):
 		return "First apply the resources that the provider's operator block depends on, for example with -target, " +
 			"or name them in depends_on."
@@ -196,7 +217,8 @@ func Advice(err error) string {
 		return "Set operator.servers in the provider's configuration, such as { us-west-2a = \"10.0.0.100:8993\" }, " +
 			"or the storage, in which the leader's lock names its address."
 	case errors.As(err, &peer):
-		return "Correct operator.servers in the provider's configuration: each shard needs its own address."
+		return "Correct operator.servers, or operator.via, in the provider's configuration: each shard needs its own " +
+			"address, and its own way there."
 	case errors.Is(err, ErrUnreachable):
 		return "Check that a server of the shard runs and leads, that the address in operator.servers is its " +
 			"operator port (8993 unless configured otherwise), and that it can be reached from here."

@@ -20,6 +20,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -199,6 +201,35 @@ func TestCallIgnoresOtherServersErrors(t *testing.T) {
 		if !errors.Is(err, servers.ErrUnreachable) || !strings.Contains(err.Error(), test.want) || a.calls > 0 {
 			t.Errorf("%s: %v, %d calls", name, err, a.calls)
 		}
+	}
+}
+
+// TestCallGoesThroughAWay calls a leader whose own address nothing answers. Its certificate is valid for that address.
+func TestCallGoesThroughAWay(t *testing.T) {
+	ca := newCA(t, cluster)
+	me := identity(t, ca, authority.RoleOperator, time.Now())
+	call := func(way string) error {
+		var err error
+		me.Via, err = tunnel.Parse(shard + "=" + way)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = groups(t, me, "127.0.0.1:1")
+		return err
+	}
+	if err := call(serve(t, ca, server("leader"), &api{})); err != nil {
+		t.Error(err)
+	}
+	elsewhere := server("elsewhere")
+	elsewhere.Shard = "b"
+	var peer *operatorclient.PeerError
+	if err := call(serve(t, ca, elsewhere, &api{})); !errors.As(err, &peer) ||
+		!strings.Contains(servers.Advice(err), "operator.via") {
+		t.Error(err)
+	}
+	if err := call("127.0.0.1:2"); err == nil || !strings.Contains(err.Error(), "via 127.0.0.1:2") ||
+		!strings.Contains(servers.Advice(err), "operator.via") {
+		t.Errorf("%v: %s", err, servers.Advice(err))
 	}
 }
 

@@ -51,18 +51,21 @@ func TestAccAdminContext(t *testing.T) {
 			{Config: data(`
   cluster_id     = "example"
   shard          = "us-c"
+  via            = { us-c = "ssh:bastion" }
   servers        = { us-c = terraform_data.later.output }
   storage        = { provider = "s3", bucket = "b", prefix = "p", region = "r", endpoint = "http://h", path_style = true }
   secrets        = { provider = "google-secret-manager", prefix = "s", project_id = "project" }
   encryption_key = { provider = "file", source = "/key" }
 `) + "resource \"terraform_data\" \"later\" { input = \"10.0.2.1:8993\" }\n",
 				Check: is(contexts.Context{"cluster_id": "example", "shard": "us-c", "servers": "us-c=10.0.2.1:8993",
+					"via":              "us-c=ssh:bastion",
 					"storage_provider": "s3", "storage_bucket": "b", "storage_prefix": "p", "storage_region": "r",
 					"storage_endpoint": "http://h", "storage_path_style": "true",
 					"secrets_provider": "google-secret-manager", "secrets_prefix": "s", "secrets_project": "project",
 					"key_provider": "file", "key_source": "/key"})},
 			{Config: data("servers = { us-a = \"10.0.0.1\" }\n"), ExpectError: regexp.MustCompile(
 				`(?s)contexts.prod.servers:.*no\s+port`)},
+			{Config: data("via = { us-a = \"ssh:-x\" }\n"), ExpectError: regexp.MustCompile(`want\s+ssh:HOST`)},
 			{Config: data("encryption_key = { provider = \"fil\" }\n"), ExpectError: regexp.MustCompile(
 				`(?s)contexts.prod.key_provider:.*did\s+you\s+mean\s+"file"`)},
 		},

@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 
+	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
@@ -36,6 +37,7 @@ type model struct {
 	Name          types.String `tfsdk:"name"`
 	ClusterID     types.String `tfsdk:"cluster_id"`
 	Servers       types.Map    `tfsdk:"servers"`
+	Via           types.Map    `tfsdk:"via"`
 	Shard         types.String `tfsdk:"shard"`
 	Storage       types.Object `tfsdk:"storage"`
 	Secrets       types.Object `tfsdk:"secrets"`
@@ -71,6 +73,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 			"cluster_id": text("Name of the cluster. Default: the name of the context."),
 			"servers": schema.MapAttribute{
 				MarkdownDescription: "Operator addresses by shard, each `host:port`, or several with commas." + byDefault,
+				ElementType:         types.StringType, Optional: true},
+			"via": schema.MapAttribute{
+				MarkdownDescription: "Ways to servers that a laptop cannot reach, by shard: " + tunnel.Forms + ".",
 				ElementType:         types.StringType, Optional: true},
 			"shard": text("The shard that commands ask if none is named. Not needed if there is only one."),
 			"storage": schema.SingleNestedAttribute{
@@ -129,15 +134,15 @@ func (d *DataSource) document(m model) (string, error) {
 	}
 	addresses, ok := d.servers.Addresses()
 	if !m.Servers.IsNull() {
-		addresses, ok = map[string]string{}, true
-		for shard, value := range m.Servers.Elements() {
-			addresses[shard] = text(value)
-		}
+		addresses, ok = texts(m.Servers), true
 	}
 	if !ok {
 		return "", servers.ErrUnknown
 	}
-	found["servers"] = join(addresses)
+	found["servers"], found["via"] = join(addresses), join(texts(m.Via))
+	if _, err := tunnel.Parse(found["via"]); err != nil {
+		return "", err
+	}
 	settings := d.servers.Bucket().Settings()
 	switch storage := settings.Storage; {
 	case !m.Storage.IsNull():
@@ -200,6 +205,15 @@ func text(value attr.Value) string {
 		}
 	}
 	return ""
+}
+
+// texts returns the values of a map as texts.
+func texts(of types.Map) map[string]string {
+	all := map[string]string{}
+	for name, value := range of.Elements() {
+		all[name] = text(value)
+	}
+	return all
 }
 
 // join returns addresses by shard as shard=host:port,….

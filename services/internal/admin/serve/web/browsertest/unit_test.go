@@ -34,15 +34,14 @@ func runUnit(ctx context.Context, t *testing.T, stack *local.Stack) error {
 	unit = strings.ReplaceAll(unit, "/usr/local/bin", bin)
 	verifyUnit(ctx, t, unit)
 
-	env := map[string]string{"STATE_DIRECTORY": t.TempDir(), "NSTANCE_PAGE_KEY": "--key-provider env",
-		"NSTANCE_PAGE_BUCKET": "--storage-bucket " + local.Bucket, "NSTANCE_PAGE_SERVE": "--bind 127.0.0.1:0",
-		"NSTANCE_ADMIN_SERVERS": stack.AdminServers()}
+	env := map[string]string{"STATE_DIRECTORY": t.TempDir(), "NSTANCE_PAGE_SERVE": "--bind 127.0.0.1:0"}
 	command := func(setting string) *exec.Cmd {
 		_, line, _ := strings.Cut(strings.ReplaceAll(unit, "\\\n", " "), "\n"+setting+"=")
 		line, _, _ = strings.Cut(line, "\n")
 		argv := strings.Fields(os.Expand(line, func(name string) string { return env[name] }))
 		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the unit is ours
-		cmd.Env = append(stack.Env(), "NSTANCE_ADMIN_SERVERS="+env["NSTANCE_ADMIN_SERVERS"])
+		cmd.Env = append(stack.Env(), "NSTANCE_ADMIN_SERVERS="+stack.AdminServers(),
+			"NSTANCE_ADMIN_STORAGE_BUCKET="+local.Bucket, "NSTANCE_ADMIN_KEY_PROVIDER=env")
 		return cmd
 	}
 	for range 2 { // a start with an identity
