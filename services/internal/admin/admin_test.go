@@ -118,6 +118,7 @@ func fixture(shard string) *fleettest.Shard {
 				Group: "workers", IsStatic: true, Overridden: true, Size: 3, ActualSize: 2,
 				Healthy: 1, Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"},
 				BlockedReason: "no capacity for t4g.medium", BlockedSince: ago(5 * time.Minute), RuntimeHash: "aaaa",
+				Wait:      waiting,
 				InfraHash: "bbbb", Kind: "wrk", Arch: "arm64", InstanceIds: []string{firstID, secondID},
 				MergedJson: `{"template": "worker", "size": 3, "instance_type": "t4g.medium", "instance_types": ["t4g.large"],
 					"subnet_pool": "local", "vars": {"a": "1", "b": "2"}, "args": {"Tags": {"k": "v"}, "Ports": [80]},
@@ -159,6 +160,7 @@ func fixture(shard string) *fleettest.Shard {
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{
 			"workers": {
 				PlannedAt: ago(0), Term: 7, Desired: 3, BlockedReason: "backing off: no capacity for t4g.medium",
+				Wait:       waiting,
 				NextPlanAt: timestamppb.New(fleettest.Now.Add(4 * time.Second)), UnhealthyGuard: true,
 				Actions: []*nstancev1.PlannedAction{
 					{Kind: "create", Replaces: firstID, Reason: "it has an outdated configuration"},
@@ -173,11 +175,14 @@ func fixture(shard string) *fleettest.Shard {
 				Errors: []*nstancev1.ErrorEvent{{Kind: "backoff", Group: "workers", Message: "3 creations failed",
 					At: ago(time.Minute)}},
 			},
-			"batch": {PlannedAt: ago(0), Term: 7, RolloutWaits: "no window of disruption.windows is open (rule 49)",
-				RolloutUntil: timestamppb.New(fleettest.Now.Add(time.Hour))},
+			"batch": {PlannedAt: ago(0), Term: 7,
+				Wait: &nstancev1.Wait{Text: "the group has no instances, as configured", Resting: true}},
 		},
 	}
 }
+
+// waiting is what the group workers of a [fixture] waits for.
+var waiting = &nstancev1.Wait{Text: "1 more instance at 10:00:04: no capacity"}
 
 // shards starts two shards. It returns a command line with their addresses. The returned replacer makes the outputs of
 // this command line the same in every run.
@@ -328,6 +333,8 @@ func TestTranscripts(t *testing.T) {
 		"explain-group-alerts": {args: "explain group batch --shard us-b", b: func(s *fleettest.Shard) {
 			e := s.Explanations["batch"]
 			e.UnhealthyGuard = true
+			e.Wait = &nstancev1.Wait{Text: "2 of the group's 3 running instances are silent or fail a health check: " +
+				"not replacing them, the fault is more likely here (rule 26)"}
 			e.Errors = []*nstancev1.ErrorEvent{{Kind: "unhealthy_guard", Group: "batch", Message: "2 of 3 fail"},
 				{Kind: "storage", Message: "AccessDenied"}}
 			for _, id := range []string{firstID, secondID} {
@@ -451,10 +458,9 @@ func TestTablesFit(t *testing.T) {
 
 // limited makes the shard report that its first group waits because of create_rate_limit.
 func limited(s *fleettest.Shard) {
-	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
-	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
-	s.Groups[0].BlockedReason, s.Groups[0].BlockedUntil = reason, until
-	s.Explanations["workers"].BlockedReason, s.Explanations["workers"].BlockedUntil = reason, until
+	limited := &nstancev1.Wait{Text: "1 more instance at 10:00:20: create_rate_limit allows 1 create per 1m in the " +
+		"shard, and it is used"}
+	s.Groups[0].Wait, s.Explanations["workers"].Wait = limited, limited
 }
 
 // TestScaleByLosesNoChange changes the size of a group while another program changes it, too.

@@ -26,9 +26,9 @@ docs/reference/planning-rules.md lists the rules with their numbers.`}
 func (a *app) explainGroupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "group GROUP", Short: "Show what happens next in a group", Args: cobra.ExactArgs(1),
-		Long: `Shows the next actions for a group with their reasons, what blocks the group and its
-rollout, when the leader plans the group again, and the planning rule that classifies
-each instance.`,
+		Long: `Shows in a sentence what a group waits for, then the next actions with their reasons, when
+the leader plans the group again, and the planning rule that classifies each instance.
+Times in the sentence are in UTC.`,
 		Example: `  nstance-admin explain group workers --shard us-west-2a
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
@@ -67,10 +67,7 @@ func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainG
 func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.ExplainGroupResponse]) error {
 	e := answer.Message
 	facts := []fact{{"Group", e.GetGroup()}, {"Shard", answer.Shard}, {"Desired", num(e.GetDesired())},
-		{"Blocked", fleet.Blocked(e)}, {"Rollout waits", fleet.RolloutText(e)}}
-	if e.GetUnhealthyGuard() {
-		facts = append(facts, fact{"Guard", fleet.GuardText(e)})
-	}
+		{"Now", fleet.WaitText(e)}}
 	for _, err := range e.GetErrors() {
 		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.GetKind(), err.GetMessage(),
 			stamp(fleet.Time(err.GetAt())))})
@@ -87,12 +84,11 @@ func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.Expla
 	if err := writeFacts(w, a.style.out, facts); err != nil {
 		return err
 	}
-	fmt.Fprintln(w)
-	if len(e.GetActions()) == 0 {
-		fmt.Fprintln(w, printable(fleet.Idle(e)))
-	} else if err := a.table(w, []string{"NEXT", "INSTANCE", "BY", "WHY"},
-		rowsOf(e.GetActions(), actionRow)); err != nil {
-		return err
+	if len(e.GetActions()) > 0 {
+		fmt.Fprintln(w)
+		if err := a.table(w, []string{"NEXT", "INSTANCE", "BY", "WHY"}, rowsOf(e.GetActions(), actionRow)); err != nil {
+			return err
+		}
 	}
 	if len(e.GetInstances()) == 0 {
 		return nil

@@ -117,9 +117,9 @@ func (a *app) listNote(g *nstancev1.GroupStatus) string {
 
 func note(g *nstancev1.GroupStatus) string {
 	if g.GetDeleting() {
-		return strings.TrimSuffix("being deleted; "+fleet.Blocked(g), "; ")
+		return strings.TrimSuffix("being deleted; "+fleet.WaitText(g), "; ")
 	}
-	return strings.Trim(fleet.Blocked(g)+"; "+g.GetRolloutWaits(), "; ")
+	return fleet.WaitText(g)
 }
 
 // outdated counts the instances that a rollout replaces.

@@ -303,12 +303,15 @@ func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 		Message: tell("problem of the configuration")}}
 	group := leader.Groups[0]
 	group.BlockedReason, group.RolloutWaits = tell("reason of a block"), tell("reason of a rollout")
+	group.Wait = &nstancev1.Wait{Text: tell("sentence"), Parts: []*nstancev1.WaitPart{{Text: tell("part")}}}
 	group.MergedJson = fmt.Sprintf(`{"instance_type": "t4g.medium", "args": {"UserData": %q, "more": {"deep": [%q]}},
 		"vars": {"a": %q}}`,
 		s.add("user data, by the leader"), s.add("argument, by the leader"), s.add("merged variable, by the leader"))
 	group.SpecJson = fmt.Sprintf(`{"vars": {"a": %q}}`, s.add("specification, by the leader"))
 	explanation := leader.Explanations["workers"]
 	explanation.BlockedReason = tell("reason in an explanation")
+	explanation.Wait = &nstancev1.Wait{Text: tell("sentence in an explanation")}
+	explanation.Instances[0].Wait = tell("sentence about an instance")
 	explanation.Actions[0].Reason = tell("reason of an action")
 	explanation.Errors[0].Message = tell("alert in an explanation")
 	leader.History[0].Message, leader.History[0].Actor = tell("event"), s.add("actor")

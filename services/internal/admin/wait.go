@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,9 @@ import (
 
 // lookPause is the time between two checks whether the change has taken effect.
 const lookPause = 2 * time.Second
+
+// durations matches the parts of a sentence that change with the time.
+var durations = regexp.MustCompile(`(for|about) [0-9.]+ (min [0-9]+ )?(s|min|h|days)\b`)
 
 // patienceFlags say whether a command waits for the effect of its request, and for how long.
 type patienceFlags struct {
@@ -99,7 +103,7 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 }
 
 // await calls the function `done` for all selected shards again and again, until it returns true for all of them in the
-// same round. `done` also returns a text. await prints this text whenever it changes. Temporary errors, such as a lost
+// same round. `done` also returns a text. await prints this text whenever more than a duration in it changes. Temporary errors, such as a lost
 // leader, are printed and do not end the wait. hint is the command that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
@@ -135,8 +139,8 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 					return failed
 				}
 			}
-			if said[shard] != text && ctx.Err() == nil {
-				said[shard] = text
+			if says := durations.ReplaceAllString(text, ""); said[shard] != says && ctx.Err() == nil {
+				said[shard] = says
 				a.note("%s: %s", shard, printable(text))
 			}
 			if !ok {

@@ -28,7 +28,7 @@ func TestWait(t *testing.T) {
 		fails string
 	}{
 		"scale": {"group scale workers 4 --all-shards --per-shard --wait", []func(*fleettest.Shard){
-			func(s *fleettest.Shard) { s.Groups[0].BlockedReason = "" },
+			func(s *fleettest.Shard) { s.Groups[0].BlockedReason, s.Groups[0].Wait = "", nil },
 			func(s *fleettest.Shard) {
 				s.Before = func(string) error { return status.Error(codes.Unavailable, "no leader") }
 			},
@@ -38,7 +38,7 @@ func TestWait(t *testing.T) {
 			},
 			func(*fleettest.Shard) {},
 			func(s *fleettest.Shard) { s.Groups[0].Outdated = 0 },
-		}, `us-b: group workers: size 4, 2 there, 1 healthy, 0 outdated: no capacity for t4g.medium
+		}, `us-b: group workers: size 4, 2 there, 1 healthy, 0 outdated: 1 more instance at 10:00:04: no capacity
 us-b: group workers: size 4, 2 there, 1 healthy, 0 outdated
 us-b: 127.0.0.1: no leader
 us-b: group workers: size 4, 4 there, 4 healthy, 1 outdated
@@ -47,7 +47,7 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 		"time is over": {"group wait workers --shard us-b --timeout 1ms", nil, "",
 			"after 1ms it has not happened in 1 of 1 shard"},
 		"looks once": {"group wait workers --shard us-b --timeout 0", nil,
-			"us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: no capacity for t4g.medium\n",
+			"us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: 1 more instance at 10:00:04: no capacity\n",
 			"it has not happened in 1 of 1 shard"},
 		"without a limit": {"instance delete " + firstID + " --shard us-b --wait --yes --timeout -1s",
 			[]func(*fleettest.Shard){func(s *fleettest.Shard) { s.Instances = nil }},
@@ -58,11 +58,11 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 				s.Before = func(string) error { return status.Error(codes.Unavailable, "no leader") }
 			},
 			func(*fleettest.Shard) {},
-		}, "us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: no capacity for t4g.medium\n" +
+		}, "us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: 1 more instance at 10:00:04: no capacity\n" +
 			"us-b: 127.0.0.1: no leader\n", "after 500ms shard us-b: 127.0.0.1"},
 		"group is deleted": {"group roll workers --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Groups = nil },
-		}, "us-b: group workers: size 3, 2 there, 1 healthy, 2 outdated: no capacity for t4g.medium\n",
+		}, "us-b: group workers: size 3, 2 there, 1 healthy, 2 outdated: 1 more instance at 10:00:04: no capacity\n",
 			"shard us-b: group: there is no group workers"},
 		"instance is gone": {"instance delete " + firstID + " --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Instances[1].ProviderState = "stopping" },
@@ -74,6 +74,7 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 		t.Run(name, func(t *testing.T) {
 			cli, a, b, _ := shards(t)
 			a.Groups[0].ActualSize, a.Groups[0].Healthy, a.Groups[0].BlockedReason = 4, 4, ""
+			a.Groups[0].Wait = nil
 			var notes, out bytes.Buffer
 			app := newApp("1", Environment{Stdout: &out, Stderr: &notes, Stdin: strings.NewReader(""),
 				Getenv: func(name string) string { return cli.env[name] }, Now: fleettest.Clock,

@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1285,7 +1285,9 @@ type GroupStatus struct {
 	// Fields of a static group that operators have set, sorted by path.
 	Overrides []*GroupOverride `protobuf:"bytes,34,rep,name=overrides,proto3" json:"overrides,omitempty"`
 	// Set while the group's rollout is halted, or the group runs its last good configuration instead of its present one.
-	Halted        *GroupHalt `protobuf:"bytes,40,opt,name=halted,proto3" json:"halted,omitempty"`
+	Halted *GroupHalt `protobuf:"bytes,40,opt,name=halted,proto3" json:"halted,omitempty"`
+	// What the group waits for. Not set: nothing is awaited, or the group has not been planned yet.
+	Wait          *Wait `protobuf:"bytes,42,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1502,6 +1504,214 @@ func (x *GroupStatus) GetHalted() *GroupHalt {
 	return nil
 }
 
+func (x *GroupStatus) GetWait() *Wait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+// Wait says in one plain sentence what a group waits for.
+type Wait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sentence, with short forms of instance IDs and with times in UTC.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// The same sentence in parts, for a page that shows instances as links and times in its own form.
+	Parts []*WaitPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// When the first thing in the sentence ends at the latest. Not set: unknown.
+	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	// True: nothing is awaited. The sentence says so.
+	Resting       bool `protobuf:"varint,4,opt,name=resting,proto3" json:"resting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Wait) Reset() {
+	*x = Wait{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Wait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Wait) ProtoMessage() {}
+
+func (x *Wait) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Wait.ProtoReflect.Descriptor instead.
+func (*Wait) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Wait) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Wait) GetParts() []*WaitPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *Wait) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Wait) GetResting() bool {
+	if x != nil {
+		return x.Resting
+	}
+	return false
+}
+
+// WaitPart is a part of a sentence.
+type WaitPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The part in words.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// Set if the part is an instance.
+	InstanceId string `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// Set if the part is a time of day.
+	At            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitPart) Reset() {
+	*x = WaitPart{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitPart) ProtoMessage() {}
+
+func (x *WaitPart) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitPart.ProtoReflect.Descriptor instead.
+func (*WaitPart) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *WaitPart) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *WaitPart) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *WaitPart) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+// RolloutProgress is how far the rollout of a group's present configuration is.
+type RolloutProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the rollout began or was resumed, or when this leader took over.
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	// Instances that it has replaced since then.
+	Replaced uint32 `protobuf:"varint,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Estimate of the time that the rest takes. Not set before the first wave is done.
+	Left          *durationpb.Duration `protobuf:"bytes,3,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolloutProgress) Reset() {
+	*x = RolloutProgress{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolloutProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolloutProgress) ProtoMessage() {}
+
+func (x *RolloutProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolloutProgress.ProtoReflect.Descriptor instead.
+func (*RolloutProgress) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RolloutProgress) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *RolloutProgress) GetReplaced() uint32 {
+	if x != nil {
+		return x.Replaced
+	}
+	return 0
+}
+
+func (x *RolloutProgress) GetLeft() *durationpb.Duration {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
 // GroupHalt is a halt of a group's rollout. It is stored, so that every later leader keeps it.
 type GroupHalt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1519,7 +1729,7 @@ type GroupHalt struct {
 
 func (x *GroupHalt) Reset() {
 	*x = GroupHalt{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1741,7 @@ func (x *GroupHalt) String() string {
 func (*GroupHalt) ProtoMessage() {}
 
 func (x *GroupHalt) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1754,7 @@ func (x *GroupHalt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupHalt.ProtoReflect.Descriptor instead.
 func (*GroupHalt) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GroupHalt) GetAt() *timestamppb.Timestamp {
@@ -1596,7 +1806,7 @@ type GroupOverride struct {
 
 func (x *GroupOverride) Reset() {
 	*x = GroupOverride{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1818,7 @@ func (x *GroupOverride) String() string {
 func (*GroupOverride) ProtoMessage() {}
 
 func (x *GroupOverride) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1831,7 @@ func (x *GroupOverride) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupOverride.ProtoReflect.Descriptor instead.
 func (*GroupOverride) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GroupOverride) GetPath() string {
@@ -1697,7 +1907,7 @@ type UpsertGroupRequest struct {
 
 func (x *UpsertGroupRequest) Reset() {
 	*x = UpsertGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1919,7 @@ func (x *UpsertGroupRequest) String() string {
 func (*UpsertGroupRequest) ProtoMessage() {}
 
 func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1932,7 @@ func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpsertGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpsertGroupRequest) GetGroup() string {
@@ -1783,7 +1993,7 @@ type UpsertGroupResponse struct {
 
 func (x *UpsertGroupResponse) Reset() {
 	*x = UpsertGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +2005,7 @@ func (x *UpsertGroupResponse) String() string {
 func (*UpsertGroupResponse) ProtoMessage() {}
 
 func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +2018,7 @@ func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupResponse.ProtoReflect.Descriptor instead.
 func (*UpsertGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpsertGroupResponse) GetGroup() *GroupStatus {
@@ -1828,7 +2038,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2050,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2063,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -1880,7 +2090,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2102,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2115,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteGroupResponse) GetRestoredStatic() bool {
@@ -1924,7 +2134,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2146,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2159,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PauseGroupRequest) GetGroup() string {
@@ -1968,7 +2178,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2190,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2203,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PauseGroupResponse) GetGroup() *GroupStatus {
@@ -2012,7 +2222,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2234,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2247,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResumeGroupRequest) GetGroup() string {
@@ -2056,7 +2266,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2278,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2291,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
@@ -2100,7 +2310,7 @@ type RollGroupRequest struct {
 
 func (x *RollGroupRequest) Reset() {
 	*x = RollGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2322,7 @@ func (x *RollGroupRequest) String() string {
 func (*RollGroupRequest) ProtoMessage() {}
 
 func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2335,7 @@ func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
 func (*RollGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RollGroupRequest) GetGroup() string {
@@ -2144,7 +2354,7 @@ type RollGroupResponse struct {
 
 func (x *RollGroupResponse) Reset() {
 	*x = RollGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2366,7 @@ func (x *RollGroupResponse) String() string {
 func (*RollGroupResponse) ProtoMessage() {}
 
 func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2379,7 @@ func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
 func (*RollGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RollGroupResponse) GetGroup() *GroupStatus {
@@ -2191,7 +2401,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2413,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2426,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -2256,15 +2466,19 @@ type ExplainGroupResponse struct {
 	// When the reason in rollout_waits ends because time has passed. Unset: time alone does not end it.
 	RolloutUntil *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=rollout_until,json=rolloutUntil,proto3" json:"rollout_until,omitempty"`
 	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
-	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
-	Group         string                 `protobuf:"bytes,13,opt,name=group,proto3" json:"group,omitempty"`
+	BlockedUntil *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
+	Group        string                 `protobuf:"bytes,13,opt,name=group,proto3" json:"group,omitempty"`
+	// What the group waits for. If the answer is about one instance, what that waits for.
+	Wait *Wait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Not set: no rollout is under way.
+	Rollout       *RolloutProgress `protobuf:"bytes,15,opt,name=rollout,proto3" json:"rollout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2490,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2503,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -2383,6 +2597,20 @@ func (x *ExplainGroupResponse) GetGroup() string {
 	return ""
 }
 
+func (x *ExplainGroupResponse) GetWait() *Wait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetRollout() *RolloutProgress {
+	if x != nil {
+		return x.Rollout
+	}
+	return nil
+}
+
 type PlannedAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of action: create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers,
@@ -2401,7 +2629,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2641,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2654,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -2492,14 +2720,16 @@ type InstanceVerdict struct {
 	// report.
 	Refused string `protobuf:"bytes,9,opt,name=refused,proto3" json:"refused,omitempty"`
 	// Whom the drain of the instance waits for; empty: nobody.
-	DrainWaits    string `protobuf:"bytes,10,opt,name=drain_waits,json=drainWaits,proto3" json:"drain_waits,omitempty"`
+	DrainWaits string `protobuf:"bytes,10,opt,name=drain_waits,json=drainWaits,proto3" json:"drain_waits,omitempty"`
+	// What the instance waits for.
+	Wait          string `protobuf:"bytes,11,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2741,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2754,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -2597,6 +2827,13 @@ func (x *InstanceVerdict) GetDrainWaits() string {
 	return ""
 }
 
+func (x *InstanceVerdict) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
+}
+
 type ExplainChangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The change. Required.
@@ -2620,7 +2857,7 @@ type ExplainChangeRequest struct {
 
 func (x *ExplainChangeRequest) Reset() {
 	*x = ExplainChangeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2869,7 @@ func (x *ExplainChangeRequest) String() string {
 func (*ExplainChangeRequest) ProtoMessage() {}
 
 func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2882,7 @@ func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainChangeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExplainChangeRequest) GetChange() isExplainChangeRequest_Change {
@@ -2828,7 +3065,7 @@ type ExplainChangeResponse struct {
 
 func (x *ExplainChangeResponse) Reset() {
 	*x = ExplainChangeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +3077,7 @@ func (x *ExplainChangeResponse) String() string {
 func (*ExplainChangeResponse) ProtoMessage() {}
 
 func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +3090,7 @@ func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainChangeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExplainChangeResponse) GetGroups() []*GroupChange {
@@ -2906,7 +3143,7 @@ type GroupChange struct {
 
 func (x *GroupChange) Reset() {
 	*x = GroupChange{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3155,7 @@ func (x *GroupChange) String() string {
 func (*GroupChange) ProtoMessage() {}
 
 func (x *GroupChange) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3168,7 @@ func (x *GroupChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupChange.ProtoReflect.Descriptor instead.
 func (*GroupChange) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GroupChange) GetBefore() *GroupStatus {
@@ -2968,7 +3205,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3217,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3230,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -3033,7 +3270,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3282,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3295,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -3084,7 +3321,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3333,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3346,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -3151,7 +3388,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3400,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3413,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -3204,7 +3441,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3453,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3466,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -3255,7 +3492,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3504,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3517,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -3299,7 +3536,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3548,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3561,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -3343,7 +3580,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3592,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3605,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -3387,7 +3624,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3636,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3649,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -3433,7 +3670,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3682,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3695,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -3484,7 +3721,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3733,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3746,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -3528,7 +3765,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3777,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3790,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -3579,7 +3816,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3828,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3841,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -3646,7 +3883,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3895,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3908,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -3743,7 +3980,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +3992,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +4005,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -4032,7 +4269,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +4281,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +4294,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -4075,7 +4312,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4324,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4337,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 type WatchGroupsRequest struct {
@@ -4111,7 +4348,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4123,7 +4360,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4136,7 +4373,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 type WatchGroupsResponse struct {
@@ -4148,7 +4385,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4397,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4410,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -4196,7 +4433,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4208,7 +4445,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4221,7 +4458,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -4256,7 +4493,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4505,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4518,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -4300,7 +4537,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4549,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4562,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -4357,7 +4594,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4606,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4619,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -4449,7 +4686,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4698,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4711,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 type WatchErrorsResponse struct {
@@ -4486,7 +4723,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4735,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4748,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -4537,7 +4774,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4786,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4799,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -4622,7 +4859,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4634,7 +4871,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4647,7 +4884,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -4699,7 +4936,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4948,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4961,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -4766,7 +5003,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +5015,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +5028,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -4819,7 +5056,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +5068,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +5081,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -4870,7 +5107,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4882,7 +5119,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4895,7 +5132,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -4931,7 +5168,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +5180,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +5193,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -5055,7 +5292,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5304,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5317,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -5116,7 +5353,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5128,7 +5365,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5141,7 +5378,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -5162,7 +5399,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +5411,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +5424,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -5299,7 +5536,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf6\a\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9c\b\n" +
 	"\vGroupStatus\x12\x1f\n" +
 	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -5331,7 +5568,22 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tpreserved\x18) \x01(\rR\tpreserved\x12%\n" +
 	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaults\x127\n" +
 	"\toverrides\x18\" \x03(\v2\x19.nstance.v1.GroupOverrideR\toverrides\x12-\n" +
-	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06haltedJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xc1\x01\n" +
+	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06halted\x12$\n" +
+	"\x04wait\x18* \x01(\v2\x10.nstance.v1.WaitR\x04waitJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\x9d\x01\n" +
+	"\x04Wait\x12\x1d\n" +
+	"\x04text\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x04text\x12*\n" +
+	"\x05parts\x18\x02 \x03(\v2\x14.nstance.v1.WaitPartR\x05parts\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x18\n" +
+	"\aresting\x18\x04 \x01(\bR\aresting\"\x81\x01\n" +
+	"\bWaitPart\x12\x1d\n" +
+	"\x04text\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x04text\x12*\n" +
+	"\vinstance_id\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
+	"instanceId\x12*\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x8e\x01\n" +
+	"\x0fRolloutProgress\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\breplaced\x18\x02 \x01(\rR\breplaced\x12-\n" +
+	"\x04left\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04left\"\xc1\x01\n" +
 	"\tGroupHalt\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12!\n" +
 	"\x06reason\x18\x02 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12@\n" +
@@ -5380,7 +5632,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x03 \x01(\tR\n" +
-	"instanceIdJ\x04\b\x02\x10\x03\"\x8b\x05\n" +
+	"instanceIdJ\x04\b\x02\x10\x03\"\xe8\x05\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -5397,7 +5649,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\frolloutWaits\x12?\n" +
 	"\rrollout_until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frolloutUntil\x12?\n" +
 	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x1f\n" +
-	"\x05group\x18\r \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\"\xfd\x01\n" +
+	"\x05group\x18\r \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12$\n" +
+	"\x04wait\x18\x0e \x01(\v2\x10.nstance.v1.WaitR\x04wait\x125\n" +
+	"\arollout\x18\x0f \x01(\v2\x1b.nstance.v1.RolloutProgressR\arollout\"\xfd\x01\n" +
 	"\rPlannedAction\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12*\n" +
 	"\vinstance_id\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
@@ -5405,7 +5659,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\breplaces\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\breplaces\x12!\n" +
 	"\x06reason\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12\x1f\n" +
 	"\x05cause\x18\x05 \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xad\x03\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xcc\x03\n" +
 	"\x0fInstanceVerdict\x12*\n" +
 	"\vinstance_id\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
 	"instanceId\x12\x12\n" +
@@ -5419,7 +5673,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\arefused\x18\t \x01(\tB\t\x82\xb5\x18\x05wordsR\arefused\x12*\n" +
 	"\vdrain_waits\x18\n" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\n" +
-	"drainWaits\"\xc1\x05\n" +
+	"drainWaits\x12\x1d\n" +
+	"\x04wait\x18\v \x01(\tB\t\x82\xb5\x18\x05wordsR\x04wait\"\xc1\x05\n" +
 	"\x14ExplainChangeRequest\x12C\n" +
 	"\fupsert_group\x18\x01 \x01(\v2\x1e.nstance.v1.UpsertGroupRequestH\x00R\vupsertGroup\x12C\n" +
 	"\fdelete_group\x18\x02 \x01(\v2\x1e.nstance.v1.DeleteGroupRequestH\x00R\vdeleteGroup\x12@\n" +
@@ -5732,7 +5987,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -5754,217 +6009,228 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ListGroupsRequest)(nil),                       // 17: nstance.v1.ListGroupsRequest
 	(*ListGroupsResponse)(nil),                      // 18: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),                             // 19: nstance.v1.GroupStatus
-	(*GroupHalt)(nil),                               // 20: nstance.v1.GroupHalt
-	(*GroupOverride)(nil),                           // 21: nstance.v1.GroupOverride
-	(*UpsertGroupRequest)(nil),                      // 22: nstance.v1.UpsertGroupRequest
-	(*UpsertGroupResponse)(nil),                     // 23: nstance.v1.UpsertGroupResponse
-	(*DeleteGroupRequest)(nil),                      // 24: nstance.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),                     // 25: nstance.v1.DeleteGroupResponse
-	(*PauseGroupRequest)(nil),                       // 26: nstance.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),                      // 27: nstance.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),                      // 28: nstance.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),                     // 29: nstance.v1.ResumeGroupResponse
-	(*RollGroupRequest)(nil),                        // 30: nstance.v1.RollGroupRequest
-	(*RollGroupResponse)(nil),                       // 31: nstance.v1.RollGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 32: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 33: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 34: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 35: nstance.v1.InstanceVerdict
-	(*ExplainChangeRequest)(nil),                    // 36: nstance.v1.ExplainChangeRequest
-	(*ExplainChangeResponse)(nil),                   // 37: nstance.v1.ExplainChangeResponse
-	(*GroupChange)(nil),                             // 38: nstance.v1.GroupChange
-	(*CreateInstanceRequest)(nil),                   // 39: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 40: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 41: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 42: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 43: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 44: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 45: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 46: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 47: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 48: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 49: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 50: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 51: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 52: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 53: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 54: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 55: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 56: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 57: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 58: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 59: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 60: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 61: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 62: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 63: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 64: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 65: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 66: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 67: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 68: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 69: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 70: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 71: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 72: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 73: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 74: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
-	(*Metrics)(nil),               // 77: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 78: nstance.v1.HealthCheckState
+	(*Wait)(nil),                                    // 20: nstance.v1.Wait
+	(*WaitPart)(nil),                                // 21: nstance.v1.WaitPart
+	(*RolloutProgress)(nil),                         // 22: nstance.v1.RolloutProgress
+	(*GroupHalt)(nil),                               // 23: nstance.v1.GroupHalt
+	(*GroupOverride)(nil),                           // 24: nstance.v1.GroupOverride
+	(*UpsertGroupRequest)(nil),                      // 25: nstance.v1.UpsertGroupRequest
+	(*UpsertGroupResponse)(nil),                     // 26: nstance.v1.UpsertGroupResponse
+	(*DeleteGroupRequest)(nil),                      // 27: nstance.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),                     // 28: nstance.v1.DeleteGroupResponse
+	(*PauseGroupRequest)(nil),                       // 29: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 30: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 31: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 32: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 33: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 34: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 35: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 36: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 37: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 38: nstance.v1.InstanceVerdict
+	(*ExplainChangeRequest)(nil),                    // 39: nstance.v1.ExplainChangeRequest
+	(*ExplainChangeResponse)(nil),                   // 40: nstance.v1.ExplainChangeResponse
+	(*GroupChange)(nil),                             // 41: nstance.v1.GroupChange
+	(*CreateInstanceRequest)(nil),                   // 42: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 43: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 44: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 45: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 46: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 47: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 48: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 49: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 50: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 51: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 52: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 53: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 54: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 55: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 56: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 57: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 58: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 59: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 60: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 61: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 62: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 63: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 64: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 65: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 66: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 67: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 68: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 69: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 70: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 71: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 72: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 73: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 74: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 75: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 76: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 77: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 78: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 79: google.protobuf.Duration
+	(*Metrics)(nil),               // 80: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 81: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	75,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	78,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	75,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	76,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	78,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	79,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	64,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	67,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	75,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	78,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	75,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	75,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	21,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
-	20,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	75,  // 15: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	75,  // 16: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	75,  // 17: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	75,  // 18: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	75,  // 19: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
-	19,  // 20: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 21: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 22: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 23: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	75,  // 24: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	34,  // 25: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	75,  // 26: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	35,  // 27: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	64,  // 28: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	75,  // 29: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	75,  // 30: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	75,  // 31: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	75,  // 32: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	75,  // 33: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	22,  // 34: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
-	24,  // 35: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
-	26,  // 36: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
-	28,  // 37: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
-	30,  // 38: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
-	41,  // 39: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
-	45,  // 40: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
-	7,   // 41: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
-	12,  // 42: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
-	38,  // 43: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
-	8,   // 44: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
-	13,  // 45: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
-	14,  // 46: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
-	19,  // 47: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
-	19,  // 48: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
-	33,  // 49: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
-	74,  // 50: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	53,  // 51: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	53,  // 52: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19,  // 53: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	53,  // 54: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	53,  // 55: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	53,  // 56: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	53,  // 57: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	75,  // 58: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	75,  // 59: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	75,  // 60: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	75,  // 61: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	75,  // 62: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	75,  // 63: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	77,  // 64: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	75,  // 65: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	78,  // 66: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	75,  // 67: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	75,  // 68: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	58,  // 69: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 70: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 71: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	61,  // 72: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 73: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	53,  // 74: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	75,  // 75: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	75,  // 76: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	76,  // 77: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	64,  // 78: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	75,  // 79: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	75,  // 80: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	65,  // 81: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	75,  // 82: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	70,  // 83: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	65,  // 84: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	70,  // 85: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	75,  // 86: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	71,  // 87: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	75,  // 88: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 89: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 90: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 91: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 92: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 93: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 94: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 95: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	22,  // 96: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	24,  // 97: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	26,  // 98: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	28,  // 99: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	30,  // 100: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	32,  // 101: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	36,  // 102: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
-	39,  // 103: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	41,  // 104: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	43,  // 105: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	45,  // 106: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	47,  // 107: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	49,  // 108: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	51,  // 109: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	54,  // 110: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	56,  // 111: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	59,  // 112: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	62,  // 113: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	66,  // 114: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	68,  // 115: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	72,  // 116: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 117: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 118: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 119: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 120: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 121: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 122: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 123: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	23,  // 124: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	25,  // 125: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	27,  // 126: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	29,  // 127: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	31,  // 128: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	33,  // 129: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	37,  // 130: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	40,  // 131: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	42,  // 132: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	44,  // 133: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	46,  // 134: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	48,  // 135: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	50,  // 136: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	52,  // 137: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	55,  // 138: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	57,  // 139: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	60,  // 140: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	63,  // 141: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	67,  // 142: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	69,  // 143: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	73,  // 144: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	117, // [117:145] is the sub-list for method output_type
-	89,  // [89:117] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	78,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	78,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	24,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
+	23,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
+	20,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
+	21,  // 16: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
+	78,  // 17: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
+	78,  // 18: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
+	78,  // 19: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
+	79,  // 20: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
+	78,  // 21: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	78,  // 22: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	78,  // 23: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	78,  // 24: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	78,  // 25: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	19,  // 26: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 27: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 28: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 29: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	78,  // 30: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	37,  // 31: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	78,  // 32: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	38,  // 33: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	67,  // 34: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	78,  // 35: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	78,  // 36: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	20,  // 37: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
+	22,  // 38: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
+	78,  // 39: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	78,  // 40: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	78,  // 41: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	25,  // 42: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
+	27,  // 43: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
+	29,  // 44: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
+	31,  // 45: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
+	33,  // 46: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
+	44,  // 47: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
+	48,  // 48: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
+	7,   // 49: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
+	12,  // 50: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
+	41,  // 51: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
+	8,   // 52: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
+	13,  // 53: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
+	14,  // 54: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 55: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
+	19,  // 56: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
+	36,  // 57: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
+	77,  // 58: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	56,  // 59: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	56,  // 60: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 61: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	56,  // 62: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	56,  // 63: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	56,  // 64: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	56,  // 65: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	78,  // 66: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	78,  // 67: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	78,  // 68: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	78,  // 69: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	78,  // 70: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	78,  // 71: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	80,  // 72: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	78,  // 73: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	81,  // 74: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	78,  // 75: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	78,  // 76: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	61,  // 77: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 78: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 79: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	64,  // 80: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 81: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	56,  // 82: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	78,  // 83: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	78,  // 84: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	79,  // 85: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	67,  // 86: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	78,  // 87: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	78,  // 88: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	68,  // 89: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	78,  // 90: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	73,  // 91: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	68,  // 92: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	73,  // 93: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	78,  // 94: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	74,  // 95: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	78,  // 96: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 97: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 98: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 99: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 100: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 101: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 102: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 103: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	25,  // 104: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	27,  // 105: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	29,  // 106: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	31,  // 107: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	33,  // 108: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	35,  // 109: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	39,  // 110: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	42,  // 111: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	44,  // 112: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	46,  // 113: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	48,  // 114: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	50,  // 115: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	52,  // 116: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	54,  // 117: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	57,  // 118: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	59,  // 119: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	62,  // 120: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	65,  // 121: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	69,  // 122: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	71,  // 123: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	75,  // 124: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 125: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 126: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 127: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 128: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 129: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 130: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 131: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	26,  // 132: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	28,  // 133: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	30,  // 134: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	32,  // 135: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	34,  // 136: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	36,  // 137: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	40,  // 138: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	43,  // 139: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	45,  // 140: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	47,  // 141: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	49,  // 142: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	51,  // 143: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	53,  // 144: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	55,  // 145: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	58,  // 146: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	60,  // 147: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	63,  // 148: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	66,  // 149: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	70,  // 150: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	72,  // 151: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	76,  // 152: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	125, // [125:153] is the sub-list for method output_type
+	97,  // [97:125] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5974,8 +6240,8 @@ func file_nstance_v1_operator_proto_init() {
 	}
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_options_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[19].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{
+	file_nstance_v1_operator_proto_msgTypes[22].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[36].OneofWrappers = []any{
 		(*ExplainChangeRequest_UpsertGroup)(nil),
 		(*ExplainChangeRequest_DeleteGroup)(nil),
 		(*ExplainChangeRequest_PauseGroup)(nil),
@@ -5987,14 +6253,14 @@ func file_nstance_v1_operator_proto_init() {
 		(*ExplainChangeRequest_ConfirmOrphans)(nil),
 		(*ExplainChangeRequest_Configuration)(nil),
 	}
-	file_nstance_v1_operator_proto_msgTypes[38].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[41].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   72,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -187,11 +187,8 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 	if created > 0 {
 		add("%s would be created", Count(created, "instance"))
 	}
-	if text := Blocked(plan); text != "" {
-		add("group %s would wait: %s", plan.GetGroup(), text)
-	}
-	if text := RolloutText(plan); text != "" {
-		add("the rollout of group %s would wait: %s", plan.GetGroup(), text)
+	if plan.GetBlockedReason() != "" || plan.GetRolloutWaits() != "" {
+		add("group %s would wait: %s", plan.GetGroup(), WaitText(plan))
 	}
 	return lines
 }

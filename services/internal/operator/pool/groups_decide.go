@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -274,7 +275,8 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 		case actual == want && healthy == actual:
 			plan.conditions.set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 		case known.GetBlockedReason() != "":
-			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.BlockedReason, "%s", known.GetBlockedReason())
+			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.BlockedReason, "%s",
+				cmp.Or(known.GetWait().GetText(), known.GetBlockedReason()))
 		default:
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.ScalingReason, "%d of %d instances, %d healthy",
 				actual, want, healthy)

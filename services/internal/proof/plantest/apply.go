@@ -105,6 +105,8 @@ func (f *Fleet) start(a plan.Action) {
 			if f.haltRaised = ""; raised {
 				f.haltRaised = a.Why()
 			}
+		case plan.AlertLateRegistration:
+			f.lateRaised = raised
 		case plan.AlertFlaps:
 			vm.FlapsRaised = raised
 		default:
@@ -320,6 +322,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
 	f.advised = plan.Notices{}
 	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
+	f.lateRaised = false
 	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, "", 0, time.Time{}
 	f.rolloutFailure, f.configuredAt, f.storing, f.storeFailed = "", f.Now, false, plan.Failure{}
 	for _, vm := range f.VMs {

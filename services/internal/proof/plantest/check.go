@@ -28,6 +28,9 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	if !d.NextPlan.IsZero() && !d.NextPlan.After(s.Now) {
 		return fmt.Errorf("wake-up at %s is not after %s", d.NextPlan, s.Now)
 	}
+	if err := checkWait(s, d); err != nil {
+		return err
+	}
 	size, _ := s.Group.SizeAt(s.Now)
 	desired, surge := max(0, size), max(1, s.Group.MaxSurge)
 	if s.Group.Deleted || s.Settings.Terminating {
@@ -114,6 +117,31 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			s.Group.Preserve.Max)
 	}
 	return checkSize(s, desired, surge, counted, creates, marked, reasons)
+}
+
+// checkWait checks that the decision says what the group waits for. Only a group that has its size, whose instances are
+// all healthy, and for which nothing is planned or under way, waits for nothing.
+func checkWait(s plan.Snapshot, d plan.Decision) error {
+	words := d.Wait.Words(s.Now)
+	switch {
+	case d.Wait.Resting && words != "", !d.Wait.Resting && words == "":
+		return fmt.Errorf("resting: %t, but the sentence is %q", d.Wait.Resting, words)
+	case strings.Contains(words, "is planned again"):
+		return fmt.Errorf("no sentence says what the group waits for: %s", words)
+	case !d.Wait.Resting:
+		return nil
+	case d.Blocked != "", d.Rollout != "", s.PendingCreates > 0, len(d.Actions) > 0 && !onlyEvents(d.Actions):
+		return fmt.Errorf("the group rests with %+v", d)
+	}
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		preserved := !plan.PreservedUntil(&s.Group, i).IsZero()
+		if i.Work != plan.Idle || !preserved && (!i.Healthy || i.State != record.Registered ||
+			!i.LastReport.Add(2*s.Settings.HealthInterval).After(s.Now)) {
+			return fmt.Errorf("the group rests with %+v", *i)
+		}
+	}
+	return nil
 }
 
 // preservedOf counts the instances that are preserved and not deleted yet, and whose time is not over.

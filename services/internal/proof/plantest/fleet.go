@@ -68,6 +68,7 @@ type Fleet struct {
 	guard, shardGuard        plan.Guard
 	guardRaised              bool
 	backoffRaised            bool
+	lateRaised               bool
 	haltRaised               string
 	rolloutFailures          int
 	rolloutFailure           string
@@ -190,7 +191,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
 		Backoff: f.backoff, Notices: f.notices, Advised: f.advised, CreateBudget: -1,
-		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, HaltRaised: f.haltRaised,
+		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, LateRaised: f.lateRaised, HaltRaised: f.haltRaised,
 		Image: f.image(), WantedImage: f.Image,
 		RolloutFailure: f.rolloutFailure, ConfiguredAt: f.configuredAt,
 		StoringRollout: f.storing, StoreFailed: f.storeFailed,

@@ -63,11 +63,13 @@ const (
 	AlertLoadBalancers  AlertKind = "load_balancers"
 	AlertFlaps          AlertKind = "flaps"           // of one instance
 	AlertSharedIdentity AlertKind = "shared_identity" // of one instance: two agents use it
+	// AlertLateRegistration: a VM of the group has not registered although others usually had by then.
+	AlertLateRegistration AlertKind = "late_registration"
 )
 
 // AlertKinds lists all kinds, in the order in which the documents list them.
 func AlertKinds() []AlertKind {
 	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
 		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers,
-		AlertFlaps, AlertSharedIdentity}
+		AlertFlaps, AlertSharedIdentity, AlertLateRegistration}
 }

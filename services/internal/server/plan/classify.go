@@ -149,10 +149,14 @@ type group struct {
 	Snapshot
 	desired, surge int
 	registered     bool // an instance of the group has registered
-	guard          Guard
-	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
-	outside        bool      // see [group.failsOutside]; false without rollback
-	guardedUntil   time.Time // when it ends by time alone; zero: unknown
+	booting        bool // an instance has not registered
+	// usual is how long a registration usually takes, and lateAfter is when it is late. They are zero if no instance
+	// boots. usual is also zero if it is not known.
+	usual, lateAfter time.Duration
+	guard            Guard
+	guarded          bool      // the unhealthy guard holds (rules 26 and 61)
+	outside          bool      // see [group.failsOutside]; false without rollback
+	guardedUntil     time.Time // when it ends by time alone; zero: unknown
 	// anyReportMatters means that the plan may change with any report, for example because an instance is silent.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
@@ -229,6 +233,11 @@ func classifyGroup(s Snapshot) *group {
 		i := &g.Instances[n]
 		g.facts[n] = g.factsOf(i)
 		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0
+		g.booting = g.booting || g.facts[n]&(factUnregistered|factLeaving) == factUnregistered
+	}
+	if g.booting {
+		g.usual = g.usualRegistration()
+		g.lateAfter = lateAfter(g.usual, g.Settings.RegistrationTimeout)
 	}
 	g.outside = g.rollsBack() && g.failsOutside()
 	g.findReplaced()
@@ -433,19 +442,14 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before the first agent
-// connects to this leader: the leader may have been unreachable. If no agent has connected, the time-out begins only if
-// no instance of the group is registered, and not before the leader's term. While the unhealthy guard holds, only
-// on-demand instances and those of rule 71 can be overdue.
+// isRegistrationOverdue is rule 7. While the unhealthy guard holds, only on-demand instances and those of rule 71 can
+// be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
-	from := g.SilenceFrom
-	switch {
-	case from.IsZero() && (g.LeaderSince.IsZero() || g.registered):
+	from, ok := g.registersFrom(i.Instance)
+	if !ok {
 		return false, time.Time{}
-	case from.IsZero():
-		from = g.LeaderSince
 	}
-	overdue, until := reached(latest(i.launched(), from).Add(g.Settings.RegistrationTimeout), g.Now)
+	overdue, until := reached(from.Add(g.Settings.RegistrationTimeout), g.Now)
 	return overdue && (i.OnDemand || !g.guarded || g.failed(i.Instance)), until
 }
 

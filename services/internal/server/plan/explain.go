@@ -19,6 +19,8 @@ type Verdict struct {
 	Until time.Time
 	// DrainWaits says whom the drain of the instance waits for (rule 27); "": nobody.
 	DrainWaits string
+	// Wait says what the instance waits for.
+	Wait Wait
 }
 
 // Explanation is the plan of a group with the verdicts that lead to it.
@@ -31,17 +33,31 @@ type Explanation struct {
 	Guarded bool
 	// Verdicts has one entry for each instance, in the order of the snapshot.
 	Verdicts []Verdict
+	// Says is the Wait of the Decision, also for a resting group.
+	Says Wait
+	// Progress is how far the group's rollout is.
+	Progress Progress
 }
 
 // Explain plans a group as [Next] does, and says how every instance is classified. It allocates more than Next.
 func Explain(s Snapshot) Explanation {
 	g := classifyGroup(s)
-	e := Explanation{Decision: Next(s), Desired: g.desired, Guarded: g.guarded, Verdicts: make([]Verdict, len(g.rows))}
+	e := Explanation{Decision: Next(s), Desired: g.desired, Guarded: g.guarded, Verdicts: make([]Verdict, len(g.rows)),
+		Progress: g.progress()}
+	if e.Says = e.Wait; e.Says.Resting {
+		e.Says = g.restingWait()
+	}
+	actions := map[ident.ID]Kind{}
+	for _, a := range e.Actions {
+		if a.Kind != RaiseError && a.Kind != ResolveError && (a.Kind != Ask || actions[a.Instance] == "") {
+			actions[a.Instance] = a.Kind
+		}
+	}
 	for n := range g.Instances {
 		_, until := g.classify(subject{&g.Instances[n], g.facts[n]})
 		row := &rules[g.rows[n]]
 		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: row.number, RuleName: row.name,
-			Cause: g.cause(n), Until: until}
+			Cause: g.cause(n), Until: until, Wait: g.waitOf(n, actions[g.Instances[n].ID], &e.Decision)}
 		if i := &g.Instances[n]; i.State == record.Deleting && i.TerminateRequested.IsZero() {
 			e.Verdicts[n].DrainWaits, _ = g.participant(i)
 		}

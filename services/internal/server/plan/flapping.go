@@ -2,10 +2,7 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 	"time"
-
-	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 const (
@@ -48,10 +45,7 @@ func (g *group) findReplaced() {
 				continue
 			}
 		}
-		at, found := slices.BinarySearchFunc(g.Instances, i.Finishes, func(have Instance, id ident.ID) int {
-			return have.ID.Compare(id)
-		})
-		if found && g.facts[at]&(factLeaving|factPreserved|factUnregistered) == 0 {
+		if at, found := g.find(i.Finishes); found && g.facts[at]&(factLeaving|factPreserved|factUnregistered) == 0 {
 			g.facts[at] |= factReplaced | factUnwell
 		}
 	}

@@ -90,6 +90,7 @@ func (g *group) planAlerts() (out steps) {
 	}
 	g.planHaltAlert(&out)
 	g.planFlaps(&out)
+	g.planLateAlert(&out)
 	backoff, until := g.backoff()
 	out.wait(until)
 	switch {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -21,9 +22,14 @@ func Next(s Snapshot) Decision {
 		return Decision{
 			Actions:  []Action{{Kind: ForgetGroup, Reason: "the group is deleted and its last instance is gone"}},
 			Schedule: Schedule{}.with(s.Now.Add(forgetGroupRetry)),
+			Wait:     Wait{Parts: []Part{{Text: "the group is deleted, and its entry is being removed"}}},
 		}
 	}
-	g := classifyGroup(s)
+	return classifyGroup(s).plan()
+}
+
+// plan plans what to do for the group.
+func (g *group) plan() Decision {
 	removed := g.planRemovals()
 	removed.merge(g.findWaiting(removed.chosen))
 	wave := g.planWave(&removed)
@@ -38,8 +44,9 @@ func Next(s Snapshot) Decision {
 		out.waitRollout(g.Group.HaltReason()+" (rule 71)", time.Time{})
 	}
 
+	g.schedule = g.schedule.with(out.until)
 	d := Decision{Actions: out.actions, Blocked: out.blocked, BlockedUntil: out.blockedUntil, Rollout: out.rollout,
-		RolloutUntil: out.rolloutUntil, Guard: g.guard, Schedule: g.schedule.with(out.until)}
+		RolloutUntil: out.rolloutUntil, Guard: g.guard, Schedule: g.schedule, Wait: g.wait(&out)}
 	if g.anyReportMatters || g.guarded {
 		d.NextIfReporting = d.NextPlan
 	}
@@ -140,6 +147,11 @@ func (g *group) attempt(out *steps, f Failure, a Action) {
 		return
 	}
 	out.add(a)
+}
+
+// find returns the index of an instance.
+func (g *group) find(id ident.ID) (n int, found bool) {
+	return slices.BinarySearchFunc(g.Instances, id, func(i Instance, id ident.ID) int { return i.ID.Compare(id) })
 }
 
 // emptying reports whether all instances are to be deleted, on-demand ones included.

@@ -401,7 +401,7 @@ func TestRules(t *testing.T) {
 				s.GuardRaised = true
 			}},
 		{name: "registrations are not overdue meanwhile", snapshot: snapshot(6, silent(), silent(), silent(), well(),
-			well(), unregistered()),
+			well(), unregistered()), want: []string{"raise_error late_registration"},
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
 		{name: "silent ones on their way out count too", snapshot: snapshot(5, silent(), silent(), silentDeleting(),
 			well(), well(), well()),
@@ -468,10 +468,10 @@ func TestRules(t *testing.T) {
 				i.Provider = observed(plan.ProviderGone)
 			})), want: []string{"mark_deleting i1 unregistered"}},
 		{name: "the registration's time begins with silence's", snapshot: snapshot(1, unregistered()),
-			wake:   2 * time.Minute,
+			want: []string{"raise_error late_registration"}, wake: 2 * time.Minute,
 			change: func(s *plan.Snapshot) { s.SilenceFrom = ago(3 * time.Minute) }},
 		{name: "no agent at all since this leader began, and none before", snapshot: snapshot(1, unregistered()),
-			wake:   2 * time.Minute,
+			want: []string{"raise_error late_registration"}, wake: 2 * time.Minute,
 			change: func(s *plan.Snapshot) { s.SilenceFrom, s.LeaderSince = time.Time{}, ago(3*time.Minute) }},
 		{name: "no agent at all since this leader began, but before: ours",
 			snapshot: snapshot(2, unregistered(), unheard()), wake: -1,
@@ -909,7 +909,7 @@ func TestFirmWakeUp(t *testing.T) {
 	}{
 		{"all well", snapshot(2, well(), well()), report, never},
 		{"one will be too old", aging, report, time.Hour},
-		{"one boots", snapshot(2, well(), booting()), report, 4 * time.Minute},
+		{"one boots", snapshot(2, well(), booting()), report, 90 * time.Second},
 		{"one is late", snapshot(2, well(), late()), report, report},
 		{"one is silent", snapshot(2, well(), silent()), report, report},
 		{"one has lost its stream", snapshot(2, well(), lostStream(time.Second)), report, report},

@@ -1,11 +1,9 @@
 package plan
 
 import (
-	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -46,9 +44,7 @@ func (g *group) preserve(actions []Action) {
 		if a.Kind != Mark || !a.Cause.failed() {
 			continue
 		}
-		at, found := slices.BinarySearchFunc(g.Instances, a.Instance, func(i Instance, id ident.ID) int {
-			return i.ID.Compare(id)
-		})
+		at, found := g.find(a.Instance)
 		if found && g.Instances[at].runs() && !g.Instances[at].OnDemand {
 			a.Kind = Preserve
 			left--

@@ -248,8 +248,9 @@ type Snapshot struct {
 	// last failure of such an action.
 	StoringRollout bool
 	StoreFailed    Failure
-	// GuardRaised and BackoffRaised mean that the group's alerts [AlertUnhealthyGuard] and [AlertBackoff] are active.
-	GuardRaised, BackoffRaised bool
+	// GuardRaised, BackoffRaised and LateRaised mean that the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
+	// [AlertLateRegistration] are active.
+	GuardRaised, BackoffRaised, LateRaised bool
 	// HaltRaised is the text of the group's active alert [AlertRolloutHalted]; "": there is none.
 	HaltRaised string
 }
@@ -346,6 +347,8 @@ type Decision struct {
 	// nothing happens until then; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
+	// Wait says what the group waits for. It has no words for a resting group.
+	Wait Wait
 	// Guard must be copied into the group's next Snapshot.
 	Guard Guard
 }

@@ -40,6 +40,7 @@ func (s *State) snapshot(g *group, settings plan.Settings, instances []plan.Inst
 		ServingSince:   s.servingSince,
 		GuardRaised:    raised(plan.AlertUnhealthyGuard),
 		BackoffRaised:  raised(plan.AlertBackoff),
+		LateRaised:     raised(plan.AlertLateRegistration),
 		HaltRaised:     s.standing[GroupError(plan.AlertRolloutHalted, key, ident.ID{})].Message,
 		Term:           s.opts.Term,
 		Settings:       settings,
@@ -218,13 +219,14 @@ func (s *State) Health(now time.Time) plan.ShardHealth {
 }
 
 // Planned stores what the group's next plan needs from this plan: the state of the unhealthy guard, why the group has
-// too few or too many instances, and why its rollout waits. It publishes an event if one of these reasons changed.
+// too few or too many instances, why its rollout waits, and what the group waits for. It publishes an event if one of
+// these reasons changed.
 func (s *State) Planned(key config.GroupKey, d plan.Decision) {
 	s.mu.Lock()
 	g := s.groups[key]
-	changed := g != nil && (g.blocked != d.Blocked || g.rollout != d.Rollout)
+	changed := g != nil && (g.blocked != d.Blocked || g.rollout != d.Rollout || !g.wait.Same(d.Wait))
 	if g != nil {
-		g.guard, g.blockedUntil = d.Guard, d.BlockedUntil
+		g.guard, g.blockedUntil, g.wait = d.Guard, d.BlockedUntil, d.Wait
 	}
 	if changed {
 		switch {

@@ -98,8 +98,9 @@ type group struct {
 	// returned to its good one. The lookup belongs to the infrastructure configuration with the hash imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
-	// blockedUntil is copied from plan.Decision.
+	// blockedUntil and wait are copied from plan.Decision.
 	blockedSince, blockedUntil time.Time
+	wait                       plan.Wait
 }
 
 // instance is one instance of a group: the last known record, the last information from the provider and the agent, and

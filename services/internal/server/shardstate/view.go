@@ -45,6 +45,7 @@ type GroupView struct {
 	BlockedUntil               time.Time // when the reason ends by time alone; zero: unknown
 	RolloutWaits               string    // why outdated instances are not replaced now
 	Backoff                    plan.Backoff
+	Wait                       plan.Wait // what the group waited for when it was planned last
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
@@ -122,7 +123,7 @@ func (s *State) GroupViews(tenant string) []GroupView {
 
 func (s *State) groupView(g *group) GroupView {
 	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, BlockedUntil: g.blockedUntil,
-		RolloutWaits: g.rollout, Backoff: g.backoff}
+		RolloutWaits: g.rollout, Backoff: g.backoff, Wait: g.wait}
 	now := s.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,7 +113,7 @@ func (f fleet) String() string {
 	}
 	text := fmt.Sprintf("it has %d of %d instances, %d are healthy, %d are not up to date", f.group.GetActualSize(),
 		f.group.GetSize(), f.group.GetHealthy(), f.drifted)
-	if reason := f.group.GetBlockedReason(); reason != "" {
+	if reason := cmp.Or(f.group.GetWait().GetText(), f.group.GetBlockedReason()); reason != "" {
 		text += "; " + reason
 	}
 	if halted := f.group.GetHalted(); halted != nil {

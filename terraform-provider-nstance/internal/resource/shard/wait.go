@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,7 +141,7 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 		for _, g := range answer.GetGroups() {
 			complete = complete && len(g.GetProviderIds()) >= int(g.GetSize()) && g.GetOutdated() == 0
 			if reason := g.GetBlockedReason(); reason != "" {
-				blocked = append(blocked, g.GetGroup()+": "+reason)
+				blocked = append(blocked, g.GetGroup()+": "+cmp.Or(g.GetWait().GetText(), reason))
 			}
 		}
 		return complete || len(blocked) > 0, nil

@@ -147,7 +147,7 @@ func groupState(g *nstancev1.GroupStatus) (tone, says string) {
 	case sick > 0:
 		tone, short = "warn", fmt.Sprintf("%d not healthy", sick)
 	}
-	why := g.GetBlockedReason()
+	why := fleet.WaitText(g)
 	if why != "" {
 		tone = cmp.Or(tone, "warn")
 	}
@@ -166,7 +166,7 @@ func groupState(g *nstancev1.GroupStatus) (tone, says string) {
 	case g.GetPaused():
 		tone, parts = cmp.Or(tone, "warn"), append(parts, "the rollout is paused")
 	case g.GetRolloutWaits() != "":
-		tone, parts = cmp.Or(tone, "warn"), append(parts, g.GetRolloutWaits())
+		tone = cmp.Or(tone, "warn")
 	}
 	if len(parts) == 0 {
 		return "good", "at its size, and all are healthy"

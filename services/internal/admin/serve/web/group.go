@@ -101,11 +101,6 @@ type rolloutView struct {
 	// Surge is the largest number of instances in a wave. Waves is the number of waves that are left. Running is the
 	// number of instances that are being replaced now.
 	Surge, Waves, Running int
-	// Replaced counts the instances that the rollout has replaced since its start, as far as the journal has it.
-	Replaced int
-	Since    time.Time
-	// ETA is the expected time until the rollout ends. Zero means unknown.
-	ETA time.Duration
 }
 
 // row is one instance in a list.
@@ -489,12 +484,6 @@ func progressOf(g *nstancev1.GroupStatus, settings config.GroupSpec, h *history,
 	for _, r := range h.underWay(g.GetGroup(), now) {
 		if slices.Contains(rolloutCauses, r.Cause) {
 			v.Running++
-		}
-	}
-	if v.Replaced, v.Since = h.rolloutSpeed(g.GetGroup(), now); v.Replaced > 0 && !v.Paused && waits == "" {
-		v.ETA = now.Sub(v.Since) / time.Duration(v.Replaced) * time.Duration(outdated)
-		if v.ETA > 2*time.Minute {
-			v.ETA = v.ETA.Round(time.Minute)
 		}
 	}
 	return v

@@ -253,22 +253,3 @@ func quantile(sorted []time.Duration, percent int) time.Duration {
 
 // rolloutCauses are the causes of the replacements of a rollout.
 var rolloutCauses = []string{"drift", "expired", "return_to_spot"}
-
-// rolloutSpeed returns how many instances the present rollout of a group has replaced, and since when. Replacements
-// belong to the same rollout if less than runningTime is between them.
-func (h *history) rolloutSpeed(group string, now time.Time) (replaced int, since time.Time) {
-	since = now
-	for _, r := range slices.Backward(h.done) {
-		if r.Group != group || !slices.Contains(rolloutCauses, r.Cause) {
-			continue
-		}
-		if since.Sub(r.healthy) > runningTime {
-			break
-		}
-		replaced++
-		if r.creating.Before(since) {
-			since = r.creating
-		}
-	}
-	return replaced, since
-}

@@ -202,17 +202,25 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestRolloutWaits checks that the page shows what a rollout waits for, and until when the rollout waits.
-func TestRolloutWaits(t *testing.T) {
+// TestWait checks that the page shows the leader's sentence with links and times, and the estimate of a rollout.
+func TestWait(t *testing.T) {
 	s := newSite(t, "")
+	const id = "wrk06bgm7733st2576nx5jht4ecjw"
 	s.a.Do(func() {
-		s.a.Groups[0].RolloutWaits = "no window is open"
-		s.a.Explanations["workers"].RolloutUntil = timestamppb.New(fleettest.Now.Add(time.Hour))
+		s.a.Groups[0].Outdated = 1
+		e := s.a.Explanations["workers"]
+		e.Wait = &nstancev1.Wait{Text: "wrk…t4ecjw drains until 10:01:00", Parts: []*nstancev1.WaitPart{
+			{Text: "wrk…t4ecjw", InstanceId: id}, {Text: " drains until "},
+			{Text: "10:01:00", At: timestamppb.New(fleettest.Now.Add(time.Minute))}}}
+		e.Rollout = &nstancev1.RolloutProgress{Since: timestamppb.New(fleettest.Now.Add(-time.Hour)), Replaced: 3,
+			Left: durationpb.New(20 * time.Minute)}
 	})
-	const want = `title="2026-07-28 11:00:00 UTC">in 1 h</time>`
-	if text := s.text(t, "/ui/shards/a/groups/workers", 200); !strings.Contains(text, "no window is open (ends ") ||
-		!strings.Contains(text, want) {
-		t.Errorf("there is no reason with %q in\n%s", want, text)
+	text := s.text(t, "/ui/shards/a/groups/workers", 200)
+	for _, want := range []string{id + `">wrk…t4ecjw</a> drains until `,
+		`<span title="2026-07-28 10:01:00 UTC">10:01:00</span>.`, "About 20 min left: it began ", "has replaced 3."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %q in\n%s", want, text)
+		}
 	}
 }
 

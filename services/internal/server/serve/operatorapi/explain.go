@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -43,6 +45,11 @@ func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupReques
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"instance_id: instance %s is %s, so that no rule applies to it", only.Record.ID, only.Record.State)
 	}
+	for _, v := range e.Verdicts {
+		if v.Instance == only.Record.ID {
+			answer.Wait = wait(v.Wait, snapshot.Now)
+		}
+	}
 	return answer, nil
 }
 
@@ -52,7 +59,8 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 	answer := &nstancev1.ExplainGroupResponse{Group: key.Group, PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
 		Desired: uint32(e.Desired), BlockedReason: e.Blocked, BlockedUntil: timestamp(e.BlockedUntil),
 		NextPlanAt:     timestamp(e.NextPlan),
-		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
+		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil),
+		Wait: wait(e.Says, snapshot.Now), Rollout: progress(e.Progress)}
 	for _, a := range e.Actions {
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError || !about(a.Instance, a.Replaces) {
 			continue // errors has the active ones
@@ -75,7 +83,7 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
-			Refused: i.Refused, DrainWaits: v.DrainWaits})
+			Refused: i.Refused, DrainWaits: v.DrainWaits, Wait: v.Wait.Words(snapshot.Now)})
 	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {
@@ -83,4 +91,31 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 		}
 	}
 	return answer
+}
+
+// wait returns what a group or an instance waits for, or nil if there are no words for it.
+func wait(w plan.Wait, now time.Time) *nstancev1.Wait {
+	if len(w.Parts) == 0 {
+		return nil
+	}
+	out := &nstancev1.Wait{Text: w.Words(now), Until: timestamp(w.Until), Resting: w.Resting}
+	for _, p := range w.Parts {
+		part := &nstancev1.WaitPart{Text: p.Words(now), At: timestamp(p.At)}
+		if !p.Instance.IsZero() {
+			part.InstanceId = p.Instance.String()
+		}
+		out.Parts = append(out.Parts, part)
+	}
+	return out
+}
+
+func progress(p plan.Progress) *nstancev1.RolloutProgress {
+	if p.Since.IsZero() {
+		return nil
+	}
+	out := &nstancev1.RolloutProgress{Since: timestamp(p.Since), Replaced: uint32(p.Done)}
+	if p.Left > 0 {
+		out.Left = durationpb.New(p.Left)
+	}
+	return out
 }

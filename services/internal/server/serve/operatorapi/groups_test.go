@@ -85,6 +85,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	// Only the size has changed.
 	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(),
 		g.GetSpecJson()
+	now.Wait = nil
 	now.MergedJson = strings.Replace(now.GetMergedJson(), `"size":3`, `"size":0`, 1)
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)

@@ -26,6 +26,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	out.BlockedReason, out.BlockedSince, out.BlockedUntil = v.Blocked, timestamp(v.BlockedSince),
 		timestamp(v.BlockedUntil)
 	out.Paused, out.RolloutWaits = v.Rollout.Paused, v.RolloutWaits
+	out.Wait = wait(v.Wait, c.Now())
 	if text := v.HaltReason(); text != "" {
 		out.Halted = &nstancev1.GroupHalt{At: timestamp(v.Halt.At), Reason: v.Halt.Reason,
 			RolledBackTo: timestamp(v.Halt.GoodAt), Message: text}
