@@ -3,6 +3,7 @@ package aws
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -101,7 +102,8 @@ var classes = map[string]infra.Class{
 	"IdempotentParameterMismatch":  infra.Conflict,
 	"InvalidClientToken":           infra.Invalid,
 
-	// After these codes, it is unknown whether the call took effect.
+	// After these codes, it is unknown whether the call took effect. An answer without a code may come from a proxy.
+	"":                        infra.Indeterminate,
 	"InternalError":           infra.Indeterminate,
 	"InternalFailure":         infra.Indeterminate,
 	"InternalServerError":     infra.Indeterminate,
@@ -119,11 +121,11 @@ func classOf(code string, status int) infra.Class {
 	if class, ok := classes[code]; ok {
 		return class
 	}
-	family, _, split := strings.Cut(code, ".")
+	family, _, _ := strings.Cut(code, ".")
 	switch class, ok := classes[family]; {
 	case strings.HasSuffix(code, "NotFound") || strings.HasSuffix(code, "NotFoundException"):
 		return infra.NotFound
-	case split && ok:
+	case ok:
 		return class
 	case strings.HasPrefix(code, "Insufficient"):
 		return infra.Capacity
@@ -168,9 +170,10 @@ func (e *awsError) Error() string {
 
 func (e *awsError) Unwrap() error { return e.err }
 
-// codeOf returns the API's error code, or "" if err is not an API error.
+// codeOf returns the API's error code, or "" if there was no answer or the answer has no code. For such an answer, the
+// SDK sets the code UnknownError.
 func codeOf(err error) string {
-	if e, ok := errors.AsType[smithy.APIError](err); ok {
+	if e, ok := errors.AsType[smithy.APIError](err); ok && e.ErrorCode() != "UnknownError" {
 		return e.ErrorCode()
 	}
 	return ""
@@ -186,14 +189,12 @@ func statusOf(err error) int {
 
 // plain shortens an SDK error to its call, code, message and request ID.
 func plain(call string, err error) *awsError {
-	e := &awsError{call: call, message: err.Error(), err: err}
-	if api, ok := errors.AsType[smithy.APIError](err); ok {
-		e.code, e.message = api.ErrorCode(), api.ErrorMessage()
-		e.message, _, _ = strings.Cut(e.message, encodedMessage)
+	e := &awsError{call: call, code: codeOf(err), message: err.Error(), err: err}
+	if api, ok := errors.AsType[smithy.APIError](err); ok && e.code != "" {
+		e.message, _, _ = strings.Cut(api.ErrorMessage(), encodedMessage)
 		e.message = strings.TrimRight(e.message, " .:")
-		if needs := permissions(call); e.code == "UnauthorizedOperation" && needs != "" &&
-			!strings.Contains(e.message, "is not authorized to perform:") {
-			e.message += " (" + needs + ")"
+		if e.code == "UnauthorizedOperation" && !strings.Contains(e.message, "is not authorized to perform:") {
+			e.message += permissions(call)
 		}
 	} else if op, ok := errors.AsType[*smithy.OperationError](err); ok {
 		e.message = op.Err.Error()
@@ -238,26 +239,17 @@ func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil
 	}
-	if e, ok := errors.AsType[*infra.Error](err); ok {
-		return e
-	}
 	cause := plain(call, err)
 	class := classOf(cause.code, statusOf(err))
 	sent, turned, ambiguous := tries.result()
-	held, heldBack := errors.AsType[*limitedError](err)
-	if heldBack {
-		cause.message = held.Error()
-	}
 	switch {
-	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
+	case sent == turned && (errors.Is(err, errHeldBack) || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
 		// Every attempt that was sent was throttled, so the call had no effect. The deadline passed during the wait for
 		// the next attempt. infra.Wrap would return Indeterminate because of the deadline, so make the error without
 		// it.
-		return &infra.Error{Class: infra.Throttled, Op: what, Quota: quotaOf(call, cause.code, ""), Err: cause}
+		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
 	case cause.code == "" && sent == 0:
 		class = infra.Denied // nothing was sent: no credentials, or no endpoint. If ctx ended, infra.Wrap replaces it.
-	case cause.code == "":
-		class = infra.Indeterminate
 	case ambiguous && class != infra.Conflict:
 		class = infra.Indeterminate
 	}
@@ -341,12 +333,11 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 					return out, metadata, nil
 				}
 				after, _, _ := tries.result()
-				code := codeOf(err)
-				switch class := classOf(code, statusOf(err)); {
+				switch class := classOf(codeOf(err), statusOf(err)); {
 				case class == infra.Throttled:
 					tries.turnAway()
 					throttled(awsmiddleware.GetOperationName(ctx))
-				case after > before && (code == "" || class == infra.Indeterminate):
+				case after > before && class == infra.Indeterminate:
 					tries.doubt()
 				}
 				return out, metadata, err
@@ -364,34 +355,31 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 	}
 }
 
-// limitedError means that an attempt was not sent. After earlier throttling, the SDK's adaptive retry mode delayed the
+// errHeldBack means that an attempt was not sent. After earlier throttling, the SDK's adaptive retry mode delayed the
 // attempt, and the deadline passed during this delay.
-type limitedError struct{ err error }
+var errHeldBack = errors.New("held back after throttling")
 
-func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }
-func (e *limitedError) Unwrap() error { return e.err }
-
-// limited is a retryer that returns limitedError if the deadline passes while it delays an attempt.
+// limited is a retryer that returns errHeldBack if the deadline passes while it delays an attempt.
 type limited struct{ sdk.RetryerV2 }
 
 // GetAttemptToken implements aws.RetryerV2.
 func (l limited) GetAttemptToken(ctx context.Context) (func(error) error, error) {
 	release, err := l.RetryerV2.GetAttemptToken(ctx)
-	if err != nil && ctx.Err() == context.DeadlineExceeded {
-		err = &limitedError{err}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", errHeldBack, err)
 	}
 	return release, err
 }
 
-// quotaOf returns the quota that a refused call exceeded, by its name in Service Quotas for EC2 and VPC, or "".
+// quotaOf returns the quota that a refused create exceeded, by its name in Service Quotas for EC2 and VPC, or "".
 // Sources: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html#throttling-increase and
 // https://docs.aws.amazon.com/general/latest/gr/ec2-service.html#limits_ec2.
-func quotaOf(call, code, instanceType string) string {
+func quotaOf(code, instanceType string) string {
 	switch code {
 	case "RequestLimitExceeded":
-		return call + " request bucket refill rate"
+		return "RunInstances request bucket refill rate"
 	case "ResourceLimitExceeded":
-		return call + " resource bucket refill rate"
+		return "RunInstances resource bucket refill rate"
 	case "VcpuLimitExceeded":
 		return "Running On-Demand " + familyOf(instanceType) + " instances"
 	case "MaxSpotInstanceCountExceeded":
@@ -417,21 +405,19 @@ func familyOf(instanceType string) string {
 
 // withQuota adds the name of the exceeded quota to the error of a refused create.
 func withQuota(err error, instanceType string) error {
-	e, classed := errors.AsType[*infra.Error](err)
-	cause, coded := errors.AsType[*awsError](err)
-	if classed && coded && e.Quota == "" {
-		e.Quota = quotaOf(cause.call, cause.code, instanceType)
+	if e, ok := errors.AsType[*infra.Error](err); ok {
+		e.Quota = quotaOf(codeOf(err), instanceType)
 	}
 	return err
 }
 
-// permissions returns which IAM actions a call needs, in words.
+// permissions returns an addition to an error: which IAM actions a call needs.
 func permissions(call string) string {
 	i := slices.IndexFunc(Calls, func(c Call) bool { return c.Name == call })
 	if i < 0 {
 		return ""
 	}
-	return call + " needs " + strings.Join(Calls[i].Actions, ", ")
+	return " (" + call + " needs " + strings.Join(Calls[i].Actions, ", ") + ")"
 }
 
 // volumeKeys returns the KMS keys that a request names for its volumes.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -128,6 +129,13 @@ func failure(status int, code, message string) http.HandlerFunc {
 	}
 }
 
+func page(status int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		fmt.Fprint(w, body)
+	}
+}
+
 func hangUp(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 func made(w http.ResponseWriter, _ *http.Request) {
@@ -195,6 +203,11 @@ func TestClassesOfAnswers(t *testing.T) {
 			infra.Conflict, 2, "other"},
 		"refused after throttling": {[]http.HandlerFunc{failure(503, "RequestLimitExceeded", "slow"),
 			failure(400, "InsufficientInstanceCapacity", "none")}, infra.Throttled, 1, "slow"},
+		"empty page":      {[]http.HandlerFunc{page(503, "")}, infra.Indeterminate, maxAttempts, "create"},
+		"page of a proxy": {[]http.HandlerFunc{page(403, "<html/>")}, infra.Indeterminate, 1, "StatusCode: 403"},
+		"text of a proxy": {[]http.HandlerFunc{page(403, "&")}, infra.Indeterminate, 1, "StatusCode: 403"},
+		"refused after a page": {[]http.HandlerFunc{page(504, "<html/>"),
+			failure(400, "InsufficientInstanceCapacity", "none")}, infra.Indeterminate, 2, "none"},
 		"not XML": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w, "hello")
 		}}, infra.Indeterminate, 0, "create"},
@@ -234,6 +247,9 @@ func TestClassesOfAnswers(t *testing.T) {
 				strings.Contains(fmt.Sprint(err), string(request().Userdata)) {
 				t.Errorf("the error contains a secret: %v", err)
 			}
+			if strings.Contains(fmt.Sprint(err), "operation error") {
+				t.Errorf("the error names the call twice: %v", err)
+			}
 		})
 	}
 }
@@ -251,7 +267,8 @@ func TestEndedContextIsIndeterminate(t *testing.T) {
 // TestClassOfAnEndedCall checks that a call whose context ended counts as throttled only if it had no effect: each
 // attempt that was sent was throttled.
 func TestClassOfAnEndedCall(t *testing.T) {
-	late, limit := context.DeadlineExceeded, error(&limitedError{context.DeadlineExceeded})
+	late := context.DeadlineExceeded
+	limit := fmt.Errorf("%w: %w", errHeldBack, late)
 	for _, c := range []struct {
 		sent, turned int
 		err          error
@@ -337,22 +354,40 @@ func TestCallHeldBackByThrottlingIsThrottled(t *testing.T) {
 	}
 }
 
-func TestNoCredentialsIsDenied(t *testing.T) {
-	t.Parallel()
-	s := script(t, made)
-	p := against(t, s.url, nil)
-	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.BaseEndpoint = &s.url
-	cfg.Credentials = sdk.CredentialsProviderFunc(func(context.Context) (sdk.Credentials, error) {
-		return sdk.Credentials{}, errors.New("no role found")
-	})
-	p.cfg.EC2 = NewEC2(cfg)
-	_, err = p.Create(t.Context(), request())
-	if infra.ClassOf(err) != infra.Denied || !strings.Contains(fmt.Sprint(err), "no role found") ||
-		s.calls.Load() != 0 {
-		t.Errorf("error %v of class %q after %d calls", err, infra.ClassOf(err), s.calls.Load())
+// TestCredentials checks the class of a call whose first attempts, or all, find no credentials. Such attempts have no
+// effect.
+func TestCredentials(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails int64
+		err   error
+		want  infra.Class
+		text  string
+		calls int64
+	}{
+		"none": {1 << 30, errors.New("no role found"), infra.Denied, "no role found", 0},
+		"late": {1, &net.OpError{Op: "dial", Err: errors.New("no answer")}, infra.Capacity, "none", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := script(t, failure(400, "InsufficientInstanceCapacity", "none"))
+			cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.BaseEndpoint = &s.url
+			var asked atomic.Int64
+			cfg.Credentials = sdk.CredentialsProviderFunc(func(context.Context) (sdk.Credentials, error) {
+				if asked.Add(1) <= c.fails {
+					return sdk.Credentials{}, c.err
+				}
+				return sdk.Credentials{AccessKeyID: "a", SecretAccessKey: "s"}, nil
+			})
+			p := against(t, s.url, nil)
+			p.cfg.EC2 = NewEC2(cfg)
+			_, err = p.Create(t.Context(), request())
+			if infra.ClassOf(err) != c.want || !strings.Contains(fmt.Sprint(err), c.text) || s.calls.Load() != c.calls {
+				t.Errorf("error %v of class %q after %d calls", err, infra.ClassOf(err), s.calls.Load())
+			}
+		})
 	}
 }
