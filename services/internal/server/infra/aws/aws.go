@@ -159,8 +159,5 @@ func (p *Provider) Configure(shard *config.Shard) {
 
 // Verify implements infra.Verifier. Every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
-	if subnets := infra.Subnets(shard); len(subnets) > 0 {
-		return p.checkSubnets(ctx, subnets)
-	}
-	return nil
+	return p.checkSubnets(ctx, infra.Subnets(shard))
 }

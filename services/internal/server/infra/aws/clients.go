@@ -148,7 +148,6 @@ func retryer() sdk.Retryer {
 	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
 		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
 			s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
-			s.Retryables = slices.Insert(s.Retryables, 0, retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
 		})
 	})}
 }

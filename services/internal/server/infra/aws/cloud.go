@@ -11,7 +11,6 @@ import (
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"github.com/aws/aws-sdk-go-v2/service/autoscaling"
@@ -52,11 +51,8 @@ type IMDS interface {
 	GetMetadata(context.Context, *imds.GetMetadataInput, ...func(*imds.Options)) (*imds.GetMetadataOutput, error)
 }
 
-const (
-	// metadataTimeout bounds the request for this machine's ID. Without a metadata service, no answer ever arrives.
-	metadataTimeout  = 4 * time.Second
-	metadataAttempts = 3
-)
+// metadataTimeout bounds the request for this machine's ID. Without a metadata service, no answer ever arrives.
+const metadataTimeout = 4 * time.Second
 
 // NewIMDS makes a client of the instance metadata service. It uses version 2 only, at the SDK's default address or at
 // AWS_EC2_METADATA_SERVICE_ENDPOINT.
@@ -64,7 +60,6 @@ func NewIMDS(cfg sdk.Config) IMDS {
 	return imds.NewFromConfig(cfg, func(o *imds.Options) {
 		o.EnableFallback = sdk.FalseTernary
 		o.HTTPClient = nil // use the package's own client, with timeouts of one second
-		o.Retryer = retry.NewStandard(func(s *retry.StandardOptions) { s.MaxAttempts = metadataAttempts })
 	})
 }
 

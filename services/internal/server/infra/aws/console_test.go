@@ -1,8 +1,10 @@
 package aws_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -16,6 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
 // fakeMachines starts machines that run no programs. The console of each machine shows the text in the field text.
@@ -92,5 +95,10 @@ func TestConsoles(t *testing.T) {
 	}
 	if diff := cmp.Diff(byMachine(want), byMachine(got)); diff != "" {
 		t.Errorf("consoles (-want +got):\n%s", diff)
+	}
+	cloud.Faults().Fail(fault.Match{Action: "GetConsoleOutput"}, 1, http.StatusForbidden, "UnauthorizedOperation", "no")
+	if got, err := aws.Cloud().Consoles(t.Context(), &shard); !strings.Contains(fmt.Sprint(err),
+		"UnauthorizedOperation") {
+		t.Errorf("where EC2 refuses the latest output: %v, %v", got, err)
 	}
 }

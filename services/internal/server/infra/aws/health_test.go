@@ -123,7 +123,8 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 				target("i-leaves", "draining", "Target.DeregistrationInProgress"),
 				target("i-sick-leaves", "unhealthy.draining", ""),
 				target("i-dark", "unavailable", "Target.HealthCheckDisabled"), {},
-				{Target: &elbtypes.TargetDescription{Id: sdk.String("i-odd")}}},
+				{Target: &elbtypes.TargetDescription{Id: sdk.String("i-odd")}},
+				{TargetHealth: &elbtypes.TargetHealth{State: elbtypes.TargetHealthStateEnumHealthy}}},
 			"two": {target("i-well", "initial", "Elb.InitialHealthChecking"),
 				target("i-half", "unhealthy", "Target.ResponseCodeMismatch"), target("i-sick", "healthy", ""),
 				target("i-twice", "unhealthy", "Target.FailedHealthChecks")},
@@ -197,8 +198,9 @@ func TestDelayThatCannotBeRead(t *testing.T) {
 	question := fault.Match{Service: "elasticloadbalancing", Action: "DescribeTargetGroupAttributes"}
 	r.cloud.Faults().Fail(question, 1, http.StatusForbidden, "AccessDenied", "no")
 	ask("denied", infra.Denied, arn)
+	r.cloud.Faults().Fail(question, 1, http.StatusBadRequest, "TargetGroupNotFound", "no")
 	r.cloud.Faults().Throttle(question, fault.Forever)
-	ask("throttled", infra.Throttled, arn)
+	ask("throttled, and one is missing", infra.Throttled, missing, arn)
 }
 
 // TestTargetGroupThatDoesNotAnswer checks that MemberHealth returns an error and no verdicts if one target group does

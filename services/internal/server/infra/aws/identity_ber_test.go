@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/smallstep/pkcs7"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 func TestHostileProofIsParsedInLinearTime(t *testing.T) {
@@ -48,6 +50,8 @@ func TestBERSize(t *testing.T) {
 		{[]byte{0x30, 0x81, 3, 4, 1, 5}, 6},
 		{[]byte{0x30, 0x80, 4, 1, 5, 0, 0, 9}, 7}, // EC2's proofs have indefinite lengths
 		{[]byte{0x30, 0x80, 0x30, 0x80, 4, 0, 0, 0, 0, 0}, 10},
+		{[]byte{4, 0x84, 0, 0, 0, 1, 5, 9}, 7},
+		{[]byte{4, 0x81, 0}, 3},
 		{[]byte{0x30, 2, 4, 1, 5}, 0},
 		{[]byte{0x30, 0x80, 4, 1, 5}, 0},
 		{[]byte{4, 0x80, 0, 0}, 0},
@@ -63,8 +67,14 @@ func TestBERSize(t *testing.T) {
 	}
 }
 
-// TestSignatures checks that a proof needs exactly one signature, and a digest that nobody can forge.
-func TestSignatures(t *testing.T) {
+// signer signs documents as EC2 does.
+type signer struct {
+	key         *ecdsa.PrivateKey
+	certificate *x509.Certificate
+}
+
+func newSigner(t *testing.T) signer {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +88,32 @@ func TestSignatures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return signer{key, certificate}
+}
+
+// sign makes a proof with some signatures.
+func (s signer) sign(t *testing.T, document string, digest asn1.ObjectIdentifier, signatures int) []byte {
+	t.Helper()
+	signed, err := pkcs7.NewSignedData([]byte(document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed.SetDigestAlgorithm(digest)
+	for range signatures {
+		if err := signed.AddSigner(s.certificate, s.key, pkcs7.SignerInfoConfig{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proof, err := signed.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(base64.StdEncoding.EncodeToString(proof))
+}
+
+// TestSignatures checks that a proof needs exactly one signature, and a digest that nobody can forge.
+func TestSignatures(t *testing.T) {
+	s := newSigner(t)
 	for name, c := range map[string]struct {
 		digest     asn1.ObjectIdentifier
 		signatures int
@@ -88,23 +124,35 @@ func TestSignatures(t *testing.T) {
 		"no signature":   {pkcs7.OIDDigestAlgorithmSHA256, 0, false},
 		"SHA-1":          {pkcs7.OIDDigestAlgorithmSHA1, 1, false},
 	} {
-		signed, err := pkcs7.NewSignedData([]byte(`{"instanceId": "i-1"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		signed.SetDigestAlgorithm(c.digest)
-		for range c.signatures {
-			if err := signed.AddSigner(certificate, key, pkcs7.SignerInfoConfig{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		proof, err := signed.Finish()
-		if err != nil {
-			t.Fatal(err)
-		}
-		doc, err := parseIdentity([]byte(base64.StdEncoding.EncodeToString(proof)), []*x509.Certificate{certificate})
+		doc, err := parseIdentity(s.sign(t, `{"instanceId": "i-1"}`, c.digest, c.signatures),
+			[]*x509.Certificate{s.certificate})
 		if (err == nil) != c.valid || c.valid && doc.InstanceID != "i-1" {
 			t.Errorf("%s: %+v, %v, want valid %v", name, doc, err, c.valid)
+		}
+	}
+}
+
+// TestMissingClaimsProveNothing checks that a document without an instance, account or region is no proof, even if the
+// server does not know the region either.
+func TestMissingClaimsProveNothing(t *testing.T) {
+	s := newSigner(t)
+	for _, c := range []struct {
+		document, region string
+		valid            bool
+	}{
+		{`{"instanceId": "i-1", "accountId": "1", "region": "r"}`, "r", true},
+		{`{"instanceId": "i-1", "accountId": "1", "region": "r"}`, "", false},
+		{`{"instanceId": "i-1", "accountId": "1"}`, "", false},
+		{`{"instanceId": "i-1", "accountId": "1"}`, "r", false},
+		{`{"instanceId": "i-1", "region": "r"}`, "r", false},
+		{`{"accountId": "1", "region": "r"}`, "r", false},
+		{`{}`, "", false},
+	} {
+		p := &Provider{signers: []*x509.Certificate{s.certificate}, region: c.region}
+		err := p.Attest(t.Context(), s.sign(t, c.document, pkcs7.OIDDigestAlgorithmSHA256, 1),
+			infra.VM{ProviderID: "i-1", Account: "1"})
+		if (err == nil) != c.valid || !c.valid && infra.ClassOf(err) != infra.Denied {
+			t.Errorf("%s for region %q: %v, want valid %v", c.document, c.region, err, c.valid)
 		}
 	}
 }

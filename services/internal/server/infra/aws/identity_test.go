@@ -51,8 +51,8 @@ func TestAttest(t *testing.T) {
 	foreign := elsewhere.create(elsewhere.open(nil))
 	foreignVM := vm
 	foreignVM.ProviderID = foreign.ProviderID
-	account, unknown := vm, vm
-	account.Account, unknown.Account = "999999999999", ""
+	account, unknown, unnamed := vm, vm, vm
+	account.Account, unknown.Account, unnamed.ProviderID = "999999999999", "", ""
 	for _, c := range []struct {
 		name  string
 		proof []byte
@@ -69,6 +69,7 @@ func TestAttest(t *testing.T) {
 		{"not PKCS #7", []byte("AAAA"), vm, infra.Denied, "not PKCS #7"},
 		{"too long", bytes.Repeat([]byte("A"), 9000), vm, infra.Denied, "at most 8192"},
 		{"a VM that is not known yet", proof, unknown, infra.NotFound, "not known yet"},
+		{"a VM without an ID", proof, unnamed, infra.NotFound, "not known yet"},
 	} {
 		wantClass(t, c.name, p.Attest(t.Context(), c.proof, c.vm), c.class, c.want)
 	}
@@ -94,6 +95,7 @@ func FuzzAttest(f *testing.F) {
 	f.Add(raw[:len(raw)/2])
 	f.Add([]byte{0x30, 0x80, 6, 9, 42, 0x86, 0x48, 0x86, 0xf7, 13, 1, 7, 2, 0xa0, 0x80, 0, 0, 0, 0})
 	f.Add(bytes.Repeat([]byte{0x30, 8, 0x30, 2}, 1500)) // the children of an object end behind it
+	f.Add([]byte{0x30, 0x84, 0, 0, 0, 3, 4, 0x81, 0})   // lengths of four bytes, and at the end of the object
 	f.Fuzz(func(t *testing.T, der []byte) {
 		stranger := vm
 		stranger.ProviderID = "i-00000000000000000"

@@ -85,7 +85,7 @@ func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
 		// A terminated instance loses its tags after a while. A role that may terminate only instances with the
 		// cluster's tags is then denied the call. So check whether the instance has ended.
 		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
-			getErr == nil && ending(stateOf(instance)) {
+			ending(stateOf(instance)) {
 			return nil
 		}
 	}

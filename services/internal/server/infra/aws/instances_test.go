@@ -1,12 +1,17 @@
 package aws
 
 import (
+	"context"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 // TestAddresses checks that a VM's addresses are those of all its interfaces, because an agent may call from any of
@@ -78,6 +83,45 @@ func TestEndedBy(t *testing.T) {
 			StateReason: &types.StateReason{Code: &c.code, Message: &c.message}})
 		if got != c.want {
 			t.Errorf("%s of an instance that is %s: %q, want %q", c.code, c.state, got, c.want)
+		}
+	}
+}
+
+// listed implements EC2 with one page of instances.
+type listed struct {
+	EC2
+	instances []types.Instance
+}
+
+func (l listed) DescribeInstances(context.Context, *ec2.DescribeInstancesInput, ...func(*ec2.Options)) (
+	*ec2.DescribeInstancesOutput, error) {
+	return &ec2.DescribeInstancesOutput{Reservations: []types.Reservation{{Instances: l.instances}}}, nil
+}
+
+// TestInstanceWithCopiedTags checks which instance is found if several have the tags of one.
+func TestInstanceWithCopiedTags(t *testing.T) {
+	instance := func(id string, state types.InstanceStateName, day int) types.Instance {
+		return types.Instance{InstanceId: &id, State: &types.InstanceState{Name: state},
+			LaunchTime: ptr(time.Date(2030, 1, day, 0, 0, 0, 0, time.UTC))}
+	}
+	const running, terminated = types.InstanceStateNameRunning, types.InstanceStateNameTerminated
+	for name, others := range map[string][]types.Instance{
+		"the live one": {instance("i-1", terminated, 2), instance("i-2", running, 1), instance("i-3", terminated, 3)},
+		"the youngest live one": {instance("i-1", running, 1), instance("i-2", running, 3),
+			instance("i-3", running, 2), instance("i-4", terminated, 4)},
+		"the youngest dead one":            {instance("i-3", terminated, 1), instance("i-2", terminated, 2)},
+		"always the same of the same time": {instance("i-2", running, 1), instance("i-1", running, 1)},
+	} {
+		for range 2 {
+			p, err := New(Config{Zone: "zone-a", EC2: listed{instances: others}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			vm, err := p.FindByInstance(t.Context(), infra.Owner{}, request().Tags.Instance)
+			if err != nil || vm.ProviderID != "i-2" {
+				t.Errorf("%s: found %s, %v", name, vm.ProviderID, err)
+			}
+			slices.Reverse(others)
 		}
 	}
 }

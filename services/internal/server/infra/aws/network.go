@@ -313,8 +313,8 @@ func interfaceOf(addr netip.Addr) (string, error) {
 			if !ok {
 				return false
 			}
-			own, valid := netip.AddrFromSlice(n.IP)
-			return valid && own.Unmap() == addr
+			own, _ := netip.AddrFromSlice(n.IP)
+			return own.Unmap() == addr
 		}) {
 			return i.Name, nil
 		}

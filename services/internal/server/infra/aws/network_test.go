@@ -44,12 +44,13 @@ type network struct {
 	answersIn  int     // checks until the attached address answers
 	zone       string
 	free       types.NetworkInterfaceStatus // status without an attachment
+	bound      types.NetworkInterfaceStatus // status with an attachment
 	fail       map[string][]error           // errors of each call, in order
 }
 
 func newNetwork() *network {
 	return &network{now: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), zone: "zone-a", used: []int32{0},
-		free: types.NetworkInterfaceStatusAvailable,
+		free: types.NetworkInterfaceStatusAvailable, bound: types.NetworkInterfaceStatusInUse,
 		states: map[string]types.InstanceStateName{self: types.InstanceStateNameRunning,
 			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
@@ -98,7 +99,7 @@ func (n *network) DescribeNetworkInterfaces(_ context.Context, in *ec2.DescribeN
 		Ipv6Addresses:    []types.NetworkInterfaceIpv6Address{{Ipv6Address: ptr("2001:db8::9")}},
 		Status:           n.free}
 	if n.attachment != "" {
-		out.Status = types.NetworkInterfaceStatusInUse
+		out.Status = n.bound
 		out.Attachment = &types.NetworkInterfaceAttachment{AttachmentId: ptr(n.attachment), InstanceId: ptr(n.holder),
 			Status: n.status, DeviceIndex: ptr(n.index)}
 	}
@@ -200,6 +201,10 @@ func TestTakeOver(t *testing.T) {
 		"held": {newNetwork().held(types.InstanceStateNameRunning), nil,
 			[]string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
 				"attach " + self + " 1", "describe"}},
+		"held, but called available": {newNetwork().held(types.InstanceStateNameRunning), func(n *network) {
+			n.bound = types.NetworkInterfaceStatusAvailable
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
 		"dead holder": {newNetwork().held(types.InstanceStateNameTerminated), func(n *network) {
 			n.stubborn = true
 		}, []string{"describe", "instance " + other, "detach eni-attach-1 true", "describe", "instance " + self,
@@ -283,6 +288,9 @@ func TestAcquireErrors(t *testing.T) {
 		"not allowed to look": {func(n *network, _ *Provider) {
 			n.fail["describe"] = []error{apiError("UnauthorizedOperation")}
 		}, infra.Denied, "DescribeNetworkInterfaces"},
+		"never described": {func(n *network, _ *Provider) {
+			n.fail["describe"] = slices.Repeat([]error{apiError("RequestLimitExceeded")}, 1000)
+		}, infra.Indeterminate, "it is not known"},
 		"another zone": {func(n *network, _ *Provider) {
 			n.zone = "zone-b"
 		}, infra.Invalid, "eni-1 is in zone-b, the shard is in zone-a"},

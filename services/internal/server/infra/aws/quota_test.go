@@ -49,7 +49,7 @@ func TestDeniedActionIsNamed(t *testing.T) {
 		"AWS names the action": {"You are not authorized to perform this operation. User: " +
 			"arn:aws:sts::1:assumed-role/s/i " +
 			"is not authorized to perform: ec2:CreateTags on resource: * because no identity-based policy allows the " +
-			"ec2:CreateTags action. " + encoded, "is not authorized to perform: ec2:CreateTags"},
+			"ec2:CreateTags action. " + encoded, "no identity-based policy allows the ec2:CreateTags action (request"},
 		"AWS names only the encoded message": {"You are not authorized to perform this operation. " + encoded,
 			"RunInstances needs ec2:RunInstances, ec2:CreateTags, iam:PassRole"},
 	} {
@@ -109,7 +109,8 @@ func TestUnusableKeyIsNamed(t *testing.T) {
 		"args name no key":  {map[string]any{"Encrypted": true}, "the default key for EBS"},
 	} {
 		req := r.request()
-		req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda", "Ebs": c.ebs}}
+		req.Args["BlockDeviceMappings"] = []any{map[string]any{"DeviceName": "/dev/xvda", "Ebs": c.ebs},
+			map[string]any{"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"}}
 		vm, err := p.Create(t.Context(), req)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)

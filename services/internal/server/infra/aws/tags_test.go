@@ -2,6 +2,7 @@ package aws
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -61,6 +62,23 @@ func TestTagsOfARequest(t *testing.T) {
 	if i := got["instance"]; i["Name"] != "mine" || i["team"] != "a" || i["nstance:shard"] != "s" ||
 		len(i) != len(want)+1 {
 		t.Errorf("tags of an instance: %v", i)
+	}
+	spot, err = tagSpecifications(encodeTags(tags), []types.TagSpecification{
+		{ResourceType: "instance", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")},
+			{Key: ptr("x"), Value: ptr("y")}}},
+		{ResourceType: "spot-instances-request", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("b")}}},
+		{ResourceType: "elastic-gpu"},
+	}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, without := maps.Clone(want), tagMap(spot)
+	own["team"] = "b"
+	if diff := cmp.Diff(own, without["spot-instances-request"]); diff != "" {
+		t.Errorf("tags that args have for the spot request (-want +got):\n%s", diff)
+	}
+	if _, sent := without["elastic-gpu"]; sent { // EC2 refuses an empty specification
+		t.Errorf("a specification without tags: %v", without)
 	}
 	if diff := cmp.Diff(map[string]string{"team": "b"}, got["elastic-gpu"]); diff != "" {
 		t.Errorf("tags of something that is not ours (-want +got):\n%s", diff)
