@@ -62,4 +62,16 @@ if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "bi
 	echo "images-check.sh: the templates accept a role that does not exist" >&2
 	exit 1
 fi
+agent='{"version": "3.3.1611.0", "sha256": "'$(printf '%064d' 0)'"}'
+"$packer" validate -var role=server -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" -var "commit=$commit" \
+	-var "aws_ssm_agent=$agent" "$work/packer" >"$work/out" 2>&1 || {
+	cat "$work/out" >&2
+	echo "images-check.sh: the templates are not valid with an agent of Systems Manager" >&2
+	exit 1
+}
+if "$packer" validate -var role=server -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" -var "commit=$commit" \
+	-var 'aws_ssm_agent={"version": "latest", "sha256": ""}' "$work/packer" >/dev/null 2>&1; then
+	echo "images-check.sh: the templates accept an agent of Systems Manager without a checksum" >&2
+	exit 1
+fi
 echo "images: templates valid for server and agent, arm64 and amd64, on aws, gcp and qemu"

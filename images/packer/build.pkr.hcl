@@ -12,6 +12,8 @@ locals {
   password  = uuidv4()
   platforms = { amazon-ebs = "aws", googlecompute = "gcp", qemu = "qemu" }
 
+  ssm_agent = var.aws_ssm_agent == null ? "" : "${var.aws_ssm_agent.version} ${var.aws_ssm_agent.sha256}"
+
   # Names and labels of Google Cloud have no dots, and at most 63 characters.
   gcp_version = lower(replace(var.version, ".", "-"))
   gcp_name    = "nstance-${var.role}-${var.arch}-${formatdate("YYYYMMDDhhmmss", timestamp())}"
@@ -48,14 +50,15 @@ build {
     script          = "${path.root}/provision.sh"
     execute_command = "chmod +x {{ .Path }}; sudo env {{ .Vars }} {{ .Path }}"
     env = {
-      NSTANCE_ROLE     = var.role
-      NSTANCE_PLATFORM = local.platforms[source.type]
-      NSTANCE_BINARY   = "/tmp/nstance/nstance-${var.role}"
-      NSTANCE_FILES    = "/tmp/nstance/files"
-      NSTANCE_MODULES  = "/tmp/nstance/modules"
-      NSTANCE_VERSION  = var.version
-      NSTANCE_COMMIT   = var.commit
-      NSTANCE_BASE     = local.bases[source.type]
+      NSTANCE_ROLE      = var.role
+      NSTANCE_PLATFORM  = local.platforms[source.type]
+      NSTANCE_BINARY    = "/tmp/nstance/nstance-${var.role}"
+      NSTANCE_FILES     = "/tmp/nstance/files"
+      NSTANCE_MODULES   = "/tmp/nstance/modules"
+      NSTANCE_VERSION   = var.version
+      NSTANCE_COMMIT    = var.commit
+      NSTANCE_BASE      = local.bases[source.type]
+      NSTANCE_SSM_AGENT = local.ssm_agent
     }
   }
 }

@@ -8,6 +8,8 @@
 #   NSTANCE_BINARY     path of the binary (default: nstance-$NSTANCE_ROLE beside this script)
 #   NSTANCE_FILES      directory of the units (default: files beside this script)
 #   NSTANCE_MODULES    file with the output of `go version -m` for the binary; may be unset if NSTANCE_PLATFORM is none
+#   NSTANCE_SSM_AGENT  on aws: version and SHA-256 of the agent of AWS Systems Manager to install, with a space between
+#                      them; empty: none
 #   NSTANCE_VERSION, NSTANCE_COMMIT, NSTANCE_BASE    see files/sbom.sh
 #
 # The script installs the binary in /usr/local/bin, the unit, a user without a shell, and directories. The unit is not
@@ -51,6 +53,12 @@ install_packages() {
 	apt-get install -q -y --no-install-recommends $packages
 }
 
+install_ssm_agent() {
+	[ "$platform" = aws ] && [ -n "${NSTANCE_SSM_AGENT:-}" ] || return 0
+	# shellcheck disable=SC2086 # two words
+	sh "$files/ssm-agent.sh" $NSTANCE_SSM_AGENT
+}
+
 install_role() {
 	install -d -m 0755 /usr/local/bin /etc/systemd/system
 	install -m 0755 "$binary" "/usr/local/bin/nstance-$role"
@@ -89,6 +97,7 @@ forget() {
 }
 
 install_packages
+install_ssm_agent
 install_role
 "/usr/local/bin/nstance-$role" --version
 if [ "$platform" != none ] || [ -n "${NSTANCE_MODULES:-}" ]; then

@@ -81,6 +81,17 @@ variable "aws_base_name" {
   default     = "debian-12-ARCH-20261006-2623"
 }
 
+variable "aws_ssm_agent" {
+  description = "Version of the agent of AWS Systems Manager to install, and the SHA-256 of its Debian package for the architecture. Null: the image has no such agent."
+  type        = object({ version = string, sha256 = string })
+  default     = null
+
+  validation {
+    condition     = var.aws_ssm_agent == null ? true : can(regex("^[0-9]+(\\.[0-9]+)+$", var.aws_ssm_agent.version)) && can(regex("^[0-9a-f]{64}$", var.aws_ssm_agent.sha256))
+    error_message = "The aws_ssm_agent must have a version such as 3.3.1611.0, and a sha256 of 64 hexadecimal digits."
+  }
+}
+
 variable "aws_users" {
   description = "Accounts that may use the image."
   type        = list(string)

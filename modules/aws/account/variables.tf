@@ -146,7 +146,7 @@ variable "launch_resource_arns" {
 }
 
 variable "server_ssm" {
-  description = "Let the servers' machines register with AWS Systems Manager, for sessions with Session Manager. The image needs the SSM agent. Amazon Linux has it, the images of images/packer do not."
+  description = "Let the servers' machines register with AWS Systems Manager, for sessions with Session Manager. The image needs the SSM agent: Amazon Linux has it, and images of images/packer that were made with `aws_ssm_agent`. See [Reach a leader from a laptop](../../../docs/how-to/reach-a-leader.md)."
   type        = bool
   default     = false
   nullable    = false
