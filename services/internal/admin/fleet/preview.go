@@ -145,9 +145,9 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 	case after.GetDeleting():
 		add("group %s is being deleted already", after.GetGroup())
 	case len(fields) == 0:
-		add("group %s: its settings stay; size %d, %d there", after.GetGroup(), after.GetSize(), after.GetActualSize())
+		add("group %s: its settings stay; size %d, %d there", after.GetGroup(), after.GetSize(), before.GetActualSize())
 	default:
-		add("group %s: %s, %d there", after.GetGroup(), strings.Join(fields, ", "), after.GetActualSize())
+		add("group %s: %s, %d there", after.GetGroup(), strings.Join(fields, ", "), before.GetActualSize())
 	}
 	if n := after.GetOutdated(); n > 0 && !after.GetDeleting() {
 		settings := config.ReadSettings(after.GetMergedJson())

@@ -1,6 +1,7 @@
 package operatorapi_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -85,6 +86,14 @@ func TestReleaseInstance(t *testing.T) {
 	_, err = w.ReleaseInstance(t.Context(), &nstancev1.ReleaseInstanceRequest{InstanceId: "i-1"})
 	wants(t, "no ID", err, codes.InvalidArgument, "instance_id")
 
+	explained, err := w.ExplainChange(t.Context(), changeOf(&nstancev1.ReleaseInstanceRequest{
+		InstanceId: failed.String()}))
+	if err != nil || !slices.ContainsFunc(explained.GetGroups()[0].GetPlan().GetActions(),
+		func(a *nstancev1.PlannedAction) bool {
+			return a.GetKind() == "terminate" && a.GetInstanceId() == failed.String()
+		}) {
+		t.Errorf("a rehearsed release: %v, %v", explained, err)
+	}
 	for range 2 {
 		answer, err := release(failed)
 		if i := answer.GetInstance(); err != nil || i.GetState() != "deleting" || i.GetPreservedUntil() != nil ||
