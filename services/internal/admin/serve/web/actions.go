@@ -37,7 +37,7 @@ func (p *page) change(do func(*http.Request) (detail, to string, err error)) htt
 	})
 }
 
-// changeGroup scales a group, or pauses, resumes or starts its rollout.
+// changeGroup scales or resets a group, or pauses, resumes or starts its rollout.
 func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 	shard, name, err := p.groupOf(r)
 	if err != nil {
@@ -59,6 +59,12 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 	case "roll":
 		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.RollGroup,
 			&nstancev1.RollGroupRequest{Group: name}))
+	case "reset":
+		patch, patchErr := fleet.ResetPatch(nil)
+		if patchErr != nil {
+			return detail, "", patchErr
+		}
+		err = errorOf(p.Fleet.Reset(r.Context(), only, name, patch))
 	case "scale":
 		size, parseErr := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
 		if parseErr != nil {
@@ -128,7 +134,8 @@ func errorOf[T fleet.Result](answers []T) error {
 func doneText(action string) string {
 	return map[string]string{
 		"pause": "The rollout is paused.", "resume": "The rollout goes on.",
-		"roll": "The rollout has begun.", "scale": "The size was changed.", "delete": "The instance is being deleted.",
+		"roll": "The rollout has begun.", "scale": "The size was changed.",
+		"reset": "The values of the configuration apply again.", "delete": "The instance is being deleted.",
 		"release": "The instance is released: it is being deleted.",
 	}[action]
 }

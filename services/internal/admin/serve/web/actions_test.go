@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
@@ -49,6 +50,25 @@ func TestActions(t *testing.T) {
 	s := newSite(t, logins)
 	cookie := s.login(t, "olivias-token-of-24-chars")
 	header := map[string]string{"Cookie": cookie.Name + "=" + cookie.Value, "Sec-Fetch-Site": "same-origin"}
+	show := func() string {
+		resp := s.do(t, request{path: groupPath, header: header})
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if text := show(); strings.Contains(text, groupPath+"/reset") {
+		t.Error("a group without a changed setting has a form for a reset")
+	}
+	s.a.Do(func() {
+		s.a.Groups[0].Overrides = []*nstancev1.GroupOverride{{Path: "rollout.revision", Value: `"1"`},
+			{Path: "size", Value: "7", Configured: "6", By: "alice"}}
+	})
+	if text := show(); !strings.Contains(text, groupPath+"/reset") || !strings.Contains(text, ": size 7 → 6.") {
+		t.Errorf("there is no form for a reset in\n%s", text)
+	}
 	for _, test := range []struct {
 		path string
 		form url.Values
@@ -60,6 +80,9 @@ func TestActions(t *testing.T) {
 		{groupPath + "/roll", nil, groupPath + "?done=roll", func() bool { return s.a.Groups[0].GetOutdated() == 6 }},
 		{groupPath + "/scale", url.Values{"size": {"9"}}, groupPath + "?done=scale",
 			func() bool { return s.a.Groups[0].GetSize() == 9 }},
+		{groupPath + "/reset", nil, groupPath + "?done=reset", func() bool {
+			return s.a.Groups[0].GetSize() == 6 && len(s.a.Groups[0].GetOverrides()) == 1
+		}},
 		{instancePath + "/delete", url.Values{"confirm": {"000000"}, "reason": {"it is slow"}},
 			instancePath + "?done=delete", func() bool { return s.a.Instances[0].GetDeleteReason() == "it is slow" }},
 	} {

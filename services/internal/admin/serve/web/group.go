@@ -442,15 +442,31 @@ func (v *groupView) Forms() []formView {
 		"its configuration."}
 	scale := formView{v, "scale", "Scale", "Changes the number of instances of this group in this shard. Now it is " +
 		fmt.Sprint(v.Group.GetSize()) + "."}
+	forms := []formView{stop, scale, roll}
 	switch {
 	case v.Group.GetDeleting():
 		return nil
 	case v.Group.GetPaused():
-		return []formView{resume, scale, roll}
+		forms = []formView{resume, scale, roll}
 	case v.Group.GetHalted() != nil:
-		return []formView{stop, resume, scale, roll}
+		forms = []formView{stop, resume, scale, roll}
 	}
-	return []formView{stop, scale, roll}
+	if fields := v.overridden(); len(fields) > 0 {
+		forms = append(forms, formView{v, "reset", "Reset to the configuration", "Gives the group the values of the " +
+			"configuration again: " + strings.Join(fields, ", ") + "."})
+	}
+	return forms
+}
+
+// overridden describes what a reset of the group changes, such as "size 4 → 6".
+func (v *groupView) overridden() (fields []string) {
+	for _, o := range v.Group.GetOverrides() {
+		if o.GetPath() != "rollout.revision" {
+			fields = append(fields, fmt.Sprintf("%s %s → %s", o.GetPath(), o.GetValue(),
+				cmp.Or(o.GetConfigured(), "none")))
+		}
+	}
+	return fields
 }
 
 func countRules(verdicts []*nstancev1.InstanceVerdict) (rules []ruleCount) {
