@@ -368,6 +368,20 @@ func (f *Fleet) Pass() (wake time.Time) {
 		s = f.Snapshot()
 		again = plan.Next(s)
 	}
+	// The planner may choose another instance for removal in place of one whose deletion failed and is not due again.
+	// The rules hold for that plan, too. It happens at most once for each instance.
+	for range f.VMs {
+		if len(again.Actions) == 0 || !f.anyWaitsToTryAgain() {
+			break
+		}
+		if err := Check(s, again); err != nil {
+			f.fail("%v", err)
+			return
+		}
+		f.apply(again)
+		s = f.Snapshot()
+		again = plan.Next(s)
+	}
 	if len(again.Actions) > 0 {
 		f.fail("planned again while under way: %+v", again.Actions[0])
 	}
@@ -415,6 +429,11 @@ func (f *Fleet) apply(d plan.Decision) {
 		f.write(a)
 		f.start(a)
 	}
+}
+
+// anyWaitsToTryAgain reports whether work for an instance failed, and is not under way.
+func (f *Fleet) anyWaitsToTryAgain() bool {
+	return slices.ContainsFunc(f.VMs, func(vm *VM) bool { return vm.Failed.Count > 0 && vm.Work == plan.Idle })
 }
 
 func onlyEvents(actions []plan.Action) bool {

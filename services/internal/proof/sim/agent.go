@@ -72,7 +72,7 @@ func (f *fleet) boot(m *machine) {
 		group, _ := l.term.leader.State.Group(m.key)
 		m.agent.hash = group.RuntimeHash
 	}
-	m.agent.broken = f.befalls(m, agentBroken) || f.isBad(m)
+	m.agent.broken = f.befalls(m, agentBroken) || f.world.people.isBad(m.id)
 	f.startVerdict(m)
 	m.agent.ready = w.sched.now.Add(m.dice.between(0, 20*time.Second))
 	switch d := f.versionDice(m); {
@@ -251,12 +251,6 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	}
 	f.world.faults.about("%s", m.id)
 	return true
-}
-
-// isBad reports whether a VM has the bad configuration of the World's trial.
-func (f *fleet) isBad(m *machine) bool {
-	rec := f.world.bucket.byID[m.id]
-	return rec != nil && f.world.people.isBad(m.key, rec.InfraHash)
 }
 
 // versionDice returns a stream of random numbers for the fault versionBad, or nil if the fault does not occur. All

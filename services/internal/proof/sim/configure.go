@@ -104,7 +104,7 @@ func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	}
 	t.version = version
 	if !t.server.fooled {
-		w.people.trial.applied(version, groups)
+		w.people.trial.applied(groups)
 	}
 	for key, g := range groups {
 		if before, ok := t.groups[key]; !ok || plan.EndsRollout(&before, &g) {

@@ -59,6 +59,7 @@ func (c cloud) Deregister(ctx context.Context, lb string, vm infra.VM) error {
 
 // Create implements infra.Provider.
 func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	c.world.people.trial.asks(req)
 	vm, err := c.Provider.Create(ctx, req)
 	if err == nil && c.world.caller().repeats(cloudRepeated, req.Tags.Instance.String()) {
 		second, err := c.Provider.Create(again(ctx), req)

@@ -179,7 +179,6 @@ func (p *people) document() []byte {
 func (p *people) apply() {
 	p.version++
 	p.sound = true
-	p.trial.note(p.version)
 	p.write(p.document())
 }
 

@@ -1,9 +1,12 @@
 package sim
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 // trial is a group that people give a bad configuration, so that its rollout halts and undoes itself. In most Worlds no
@@ -13,9 +16,8 @@ type trial struct {
 	// bad is the value of the group's field infra that makes a bad configuration; 0: none yet. Agents of instances with
 	// this configuration never register.
 	bad int
-	// versions are the configurations of the shard in which the group has the bad one, and hashes its infra hashes.
-	versions map[int]bool
-	hashes   map[string]bool
+	// made holds the instances that a server asked the provider for with the bad configuration.
+	made map[ident.ID]bool
 	// rolledBack means that the last leader that applied a configuration ran the good one.
 	rolledBack bool
 	kept       bool // the group keeps the bad configuration, and must run the good one until the end
@@ -33,7 +35,7 @@ func (w *World) planTrial() {
 	if d.IntN(4) != 0 {
 		return
 	}
-	p.trial = &trial{group: p.groups[d.IntN(len(p.groups))], versions: map[int]bool{}, hashes: map[string]bool{}}
+	p.trial = &trial{group: p.groups[d.IntN(len(p.groups))], made: map[ident.ID]bool{}}
 	at := d.between(minute, 4*minute)
 	w.sched.after(at, func() { w.strikeTrial(moment.state+1, goodConfig) })
 	at += d.between(5*minute, 12*minute)
@@ -70,27 +72,22 @@ func (w *World) strikeTrial(moment uint64, k Kind) {
 	w.faults.about("version %d: group %s: size %d, infra %d", p.version, g.key, g.size, g.infra)
 }
 
-// isBad reports whether an instance of a group has the bad configuration of the World's trial.
-func (p *people) isBad(key config.GroupKey, infraHash string) bool {
-	return p.trial != nil && p.trial.group.key == key && p.trial.hashes[infraHash]
-}
+// isBad reports whether an instance has the bad configuration of the World's trial.
+func (p *people) isBad(id ident.ID) bool { return p.trial != nil && p.trial.made[id] }
 
-// note notes that people write a version of the configuration.
-func (t *trial) note(version int) {
-	if t != nil && t.bad != 0 && t.group.infra == t.bad {
-		t.versions[version] = true
+// asks notes a create call.
+func (t *trial) asks(req infra.CreateRequest) {
+	if t != nil && t.bad != 0 && req.Tags.Tenant == t.group.key.Tenant && req.Tags.Group == t.group.key.Group &&
+		fmt.Sprint(req.Args["image"]) == fmt.Sprint(t.bad) {
+		t.made[req.Tags.Instance] = true
 	}
 }
 
 // applied notes the groups that a leader puts in force.
-func (t *trial) applied(version int, groups map[config.GroupKey]config.Group) {
-	if t == nil {
-		return
-	}
-	g, ok := groups[t.group.key]
-	t.rolledBack = ok && g.RolledBack() && g.Halt.GoodFailedAt.IsZero()
-	if ok && t.versions[version] {
-		t.hashes[g.Wanted().InfraHash] = true
+func (t *trial) applied(groups map[config.GroupKey]config.Group) {
+	if t != nil {
+		g, ok := groups[t.group.key]
+		t.rolledBack = ok && g.RolledBack() && g.Halt.GoodFailedAt.IsZero()
 	}
 }
 
@@ -121,7 +118,7 @@ func (w *World) checkTrial(t *term) {
 		w.fail(ruleHalt, "%s has left its good configuration", g.GroupKey)
 	}
 	for _, d := range w.bucket.order {
-		if d.counts() && !d.OnDemand && w.people.isBad(d.key(), d.InfraHash) {
+		if d.counts() && !d.OnDemand && w.people.isBad(d.ID) && !t.protects(d.key(), d) {
 			w.fail(ruleAtRest, "%s has the bad configuration: %s", d.ID, w.describe(d.key()))
 		}
 	}
@@ -139,7 +136,7 @@ func (w *World) checkGood(t *term, key config.GroupKey) {
 			!t.current(g, d) && !t.protects(key, d) {
 			w.fail(ruleHalt, "the configuration of %s is stored as good, and %s has another", key, d.ID)
 		}
-		if d.counts() && d.key() == key && t.current(g, d) && w.people.isBad(key, d.InfraHash) {
+		if d.counts() && d.key() == key && t.current(g, d) && w.people.isBad(d.ID) {
 			w.fail(ruleHalt, "a bad configuration of %s is stored as good: %s", key, w.describe(key))
 		}
 	}
