@@ -31,10 +31,15 @@ var (
 	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
 
-	_ infra.LoadBalancerHealth  = (*fullProvider)(nil)
-	_ infra.DeregistrationDelay = (*fullProvider)(nil)
+	_ infra.LoadBalancerHealth     = (*fullProvider)(nil)
+	_ infra.LoadBalancerMembership = (*fullProvider)(nil)
+	_ infra.DeregistrationDelay    = (*fullProvider)(nil)
 )
 
+func (p *fullProvider) IsMember(ctx context.Context, _ string, _ infra.VM) (bool, error) {
+	p.last = ctx
+	return false, infra.Throttled
+}
 func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
 	p.last = ctx
 	return infra.VM{}, infra.Throttled
@@ -182,6 +187,7 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	balancers, _ := infra.Capability[infra.LoadBalancers](provider)
 	members, _ := infra.Capability[infra.LoadBalancerHealth](provider)
 	delays, _ := infra.Capability[infra.DeregistrationDelay](provider)
+	membership, _ := infra.Capability[infra.LoadBalancerMembership](provider)
 	images, _ := infra.Capability[infra.Images](provider)
 	types, _ := infra.Capability[infra.InstanceTypes](provider)
 	ctx := context.Background()
@@ -193,11 +199,12 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	_ = balancers.Deregister(ctx, "", infra.VM{})
 	_, _ = members.MemberHealth(ctx, "", nil)
 	_, _ = delays.DeregistrationDelay(ctx, "")
+	_, _ = membership.IsMember(ctx, "", infra.VM{})
 	_, _ = images.Resolve(ctx, infra.ImageQuery{})
 	_, _ = types.DescribeType(ctx, "")
 	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
 		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1, "load_balancer_health": 1,
-		"deregistration_delay": 1}
+		"deregistration_delay": 1, "load_balancer_membership": 1}
 	if !reflect.DeepEqual(calls, want) {
 		t.Errorf("counted %v, want %v", calls, want)
 	}

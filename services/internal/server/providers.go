@@ -307,6 +307,12 @@ func (m *measuredProvider) MemberHealth(ctx context.Context, lb string, vms []in
 		}, vms)
 }
 
+func (m *measuredProvider) IsMember(ctx context.Context, lb string, vm infra.VM) (bool, error) {
+	return measureCall(ctx, m, "load_balancer_membership", func(ctx context.Context, vm infra.VM) (bool, error) {
+		return capability[infra.LoadBalancerMembership](m).IsMember(ctx, lb, vm)
+	}, vm)
+}
+
 func (m *measuredProvider) DeregistrationDelay(ctx context.Context, lb string) (time.Duration, error) {
 	return measureCall(ctx, m, "deregistration_delay", capability[infra.DeregistrationDelay](m).DeregistrationDelay, lb)
 }

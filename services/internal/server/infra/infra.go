@@ -230,6 +230,12 @@ type DeregistrationDelay interface {
 	DeregistrationDelay(ctx context.Context, lb string) (time.Duration, error)
 }
 
+// LoadBalancerMembership is an optional capability: load balancers tell whether a VM is in them.
+type LoadBalancerMembership interface {
+	// IsMember reports whether a VM is in a load balancer, or was removed from it and may still finish its requests.
+	IsMember(ctx context.Context, lb string, vm VM) (bool, error)
+}
+
 // UserdataRemover is an optional capability: it removes the userdata, which holds a nonce, from a VM whose agent has
 // registered. A provider that cannot change a VM's userdata does not have this capability.
 type UserdataRemover interface {

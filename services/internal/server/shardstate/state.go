@@ -78,6 +78,8 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
+	// unknown means that the leader found the group only in records. Its LoadBalancers are all of the shard then.
+	unknown bool
 	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is when the provider last
 	// refused a spot instance of the group.
 	pendingSpot   int
@@ -240,7 +242,7 @@ func (g *group) configure(next config.Group, now time.Time) {
 	if !slices.Equal(g.LoadBalancers, next.LoadBalancers) || g.LoadBalancerHealth != next.LoadBalancerHealth {
 		g.registerAgain(now)
 	}
-	g.Group = next
+	g.Group, g.unknown = next, false
 }
 
 // endRollout forgets the failures of a rollout, because another one begins.
@@ -337,13 +339,22 @@ func (s *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 	g := s.groups[key]
 	if g == nil {
-		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
+		g = &group{unknown: true, Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
 			Drain:        s.defaults.templates[rec.Template].Drain,
 			DrainTimeout: config.Duration(s.defaults.drain), LoadBalancers: slices.Sorted(
 				maps.Keys(s.defaults.balancers))}}
 		s.groups[key] = g
 	}
 	return g
+}
+
+// MayBeOutside reports whether the instances of a group may not be in all of the group's load balancers, because the
+// group left the configuration before this leader's term.
+func (s *State) MayBeOutside(key config.GroupKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key]
+	return g != nil && g.unknown
 }
 
 // touch marks a group as dirty. Call with mu held, and call Wake after unlocking.

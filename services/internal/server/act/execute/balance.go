@@ -78,6 +78,9 @@ func (x *Executor) balancersUntil(ctx context.Context, rec record.Instance, now 
 	}
 	var longest time.Duration
 	for _, name := range group.LoadBalancers {
+		if !x.mayBeIn(ctx, name, rec) {
+			continue
+		}
 		delay, err := x.deregistrationDelay(ctx, balancers, name)
 		if errors.Is(err, infra.NotFound) {
 			continue // the instance cannot be in it
@@ -104,6 +107,17 @@ func (x *Executor) maybeBalanced(rec record.Instance) bool {
 	}
 	view, _ := x.State.Instance(rec.ID)
 	return view.Plan.EverHealthy || rec.ReservedTerm != x.Authority.Term()
+}
+
+// mayBeIn reports whether an instance may be in a load balancer of its group. It asks the load balancer only if the
+// group left the configuration, so that its load balancers are not known.
+func (x *Executor) mayBeIn(ctx context.Context, name string, rec record.Instance) bool {
+	balancers, able := infra.Capability[infra.LoadBalancerMembership](x.Provider)
+	if !able || !x.State.MayBeOutside(config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}) {
+		return true
+	}
+	is, err := balancers.IsMember(ctx, name, infra.VM{ProviderID: rec.ProviderID})
+	return is || err != nil
 }
 
 const (

@@ -1,6 +1,7 @@
 package execute_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -116,6 +117,47 @@ func TestDrainOfAnInstanceThatNeverServed(t *testing.T) {
 		b.wantBalancersUntil(booting, time.Time{}, 0)
 		drain(older)
 		b.wantBalancersUntil(older, time.Now(), 20*time.Second)
+	})
+}
+
+// membership is a provider whose load balancers tell whether a VM is in them or finishes its requests.
+type membership struct {
+	*mock.Provider
+	of map[string]string // provider ID by load balancer; "?": the load balancer does not tell
+}
+
+func (m membership) IsMember(_ context.Context, lb string, vm infra.VM) (bool, error) {
+	if m.of[lb] == "?" {
+		return false, infra.Throttled
+	}
+	return m.of[lb] == vm.ProviderID, nil
+}
+
+// TestDrainOfAGroupThatLeftTheConfiguration checks that a drain waits only for the load balancers that the instance is
+// in, of all load balancers of the shard. It waits for those that do not tell.
+func TestDrainOfAGroupThatLeftTheConfiguration(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		rec, _, _ := b.State.Record(b.serving())
+		b.State.Configure((&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"lb1": {}, "lb2": {}}}).
+			WithDefaults(), nil)
+		id := b.newID()
+		rec.ID, rec.ProviderID, rec.ReservedTerm, rec.Group = id, b.plant(id, infra.Running).ProviderID, term-1, "gone"
+		b.State.PutRecord(rec, b.write(rec, ""))
+		b.delays = map[string]time.Duration{"lb1": 20 * time.Second, "lb2": 40 * time.Second}
+		b.leave(id)
+		for _, c := range []struct {
+			of   map[string]string
+			want time.Duration
+		}{{nil, 0}, {map[string]string{"lb1": rec.ProviderID, "lb2": "other"}, 20 * time.Second},
+			{map[string]string{"lb1": rec.ProviderID, "lb2": "?"}, 40 * time.Second}} {
+			b.Provider = membership{b.provider, c.of}
+			began := b.view(id).Plan.BalancedAt
+			if began.IsZero() {
+				began = time.Now()
+			}
+			b.do(plan.Action{Kind: plan.Drain, Instance: id, Deadline: time.Now().Add(time.Minute)})
+			b.wantBalancersUntil(id, began, c.want)
+		}
 	})
 }
 

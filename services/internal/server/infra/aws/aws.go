@@ -77,8 +77,9 @@ var (
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 
-	_ infra.LoadBalancerHealth  = (*Provider)(nil)
-	_ infra.DeregistrationDelay = (*Provider)(nil)
+	_ infra.LoadBalancerHealth     = (*Provider)(nil)
+	_ infra.LoadBalancerMembership = (*Provider)(nil)
+	_ infra.DeregistrationDelay    = (*Provider)(nil)
 )
 
 // New makes a provider with the given clients. It sends no requests.

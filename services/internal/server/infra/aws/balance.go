@@ -82,6 +82,28 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (m
 	return members, nil
 }
 
+// IsMember implements infra.LoadBalancerMembership, with one call for each target group. AWS lists a removed target as
+// draining during its deregistration delay.
+func (p *Provider) IsMember(ctx context.Context, lb string, vm infra.VM) (is bool, err error) {
+	what := "ask whether load balancer " + lb + " has " + vm.ProviderID
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return false, refused(what, "the configuration has no such load balancer of provider aws")
+	}
+	err = each(arns, func(arn string) error {
+		out, err := call(ctx, what+" at "+arn, "DescribeTargetHealth", p.cfg.ELB.DescribeTargetHealth,
+			&elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
+		if err != nil {
+			return err
+		}
+		for _, d := range out.TargetHealthDescriptions {
+			is = is || d.Target != nil && sdk.ToString(d.Target.Id) == vm.ProviderID
+		}
+		return nil
+	})
+	return is, err
+}
+
 // addTarget merges the health of one target into members. It ignores an unhealthy target whose reason is an internal
 // error, because that is a fault of the load balancer.
 func addTarget(members map[string]infra.MemberHealth, id string, health *types.TargetHealth) {

@@ -98,7 +98,7 @@ var Calls = []Call{
 		[]string{"elasticloadbalancing:DescribeTargetGroupAttributes"},
 		"an instance is drained: how long a target group lets it finish its requests"},
 	{"elasticloadbalancing", "DescribeTargetHealth", []string{"elasticloadbalancing:DescribeTargetHealth"},
-		"a template has load_balancer_health"},
+		"a template has load_balancer_health, or instances of a former group are drained"},
 	{"autoscaling", "CompleteLifecycleAction", []string{"autoscaling:CompleteLifecycleAction"},
 		"a new server is ready, or does not become ready in time"},
 	{"autoscaling", "SetInstanceHealth", []string{"autoscaling:SetInstanceHealth"},

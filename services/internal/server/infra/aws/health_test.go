@@ -218,6 +218,13 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.setHealth(t, arn, vm, false)
+	isMember := func(want bool) {
+		t.Helper()
+		if is, err := p.IsMember(t.Context(), "web", vm); err != nil || is != want {
+			t.Errorf("it is a member: %t, %v, want %t", is, err, want)
+		}
+	}
+	isMember(true)
 	ask := func() error {
 		got, err := p.MemberHealth(t.Context(), "web", []infra.VM{vm})
 		if (err == nil) != (len(got) == 1) {
@@ -241,5 +248,14 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	wantClass(t, "a refused deregistration", p.Deregister(t.Context(), "web", vm), infra.Denied, arn)
 	if err := p.Deregister(t.Context(), "web", vm); err != nil {
 		t.Errorf("a target that is gone: %v", err)
+	}
+	r.cloud.Faults().Clear()
+	configure(arn)
+	isMember(true) // it is draining
+	vm.ProviderID = "i-00000000000000000"
+	isMember(false)
+	p.Configure(shardWith())
+	if _, err := p.IsMember(t.Context(), "other", vm); infra.ClassOf(err) != infra.Invalid {
+		t.Errorf("an unknown load balancer: %v", err)
 	}
 }
