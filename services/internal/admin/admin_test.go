@@ -384,6 +384,12 @@ func TestTranscripts(t *testing.T) {
 			s.Config.RefusedEtag = "bad"
 			s.Config.Problems = invalid.Problems
 		}},
+		"config-status-waits": {args: "config status --shard us-b", b: func(s *fleettest.Shard) {
+			s.Config.Waits = "server-2 has not restarted; at most until 02:10:30"
+		}},
+		"status-config-waits": {args: "status --shard us-b", b: func(s *fleettest.Shard) {
+			s.Status.ConfigWaits = "server-2 has not restarted; at most until 02:10:30"
+		}},
 		"config-status-json": {args: "config status --shard us-a -o json"},
 		"config-refresh": {args: "config refresh --all-shards", b: func(s *fleettest.Shard) {
 			s.Refresh = invalid

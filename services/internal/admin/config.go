@@ -69,6 +69,9 @@ func (a *app) configRow(answer fleet.Answer[*nstancev1.GetConfigStatusResponse])
 	if c.GetRefusedEtag() != "" || len(c.GetProblems()) > 0 {
 		row[8].text = "newer one refused: " + count(len(c.GetProblems()), "problem")
 		row[8].paint = a.style.out.bad
+	} else if c.GetWaits() != "" {
+		row[8].text = "newer one waits: " + c.GetWaits()
+		row[8].paint = a.style.out.warn
 	}
 	return row
 }

@@ -81,8 +81,11 @@ func (a *app) statusRow(answer fleet.Answer[*nstancev1.GetShardStatusResponse]) 
 		return row
 	}
 	configuration := "applied"
-	if s.GetRefusedEtag() != "" {
+	switch {
+	case s.GetRefusedEtag() != "":
 		configuration = "newer one refused"
+	case s.GetConfigWaits() != "":
+		configuration = "newer one waits"
 	}
 	row := plain(answer.Shard, s.GetLeaderId(), num(s.GetTerm()), cmp.Or(s.GetHeirId(), "none"), fleet.LeaseText(s),
 		configuration, num(s.GetGroups()), num(s.GetInstances()), num(s.GetAgentsConnected()), num(len(s.GetErrors())))

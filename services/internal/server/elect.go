@@ -242,5 +242,10 @@ func (s *server) leadingStatus(a *lease.Authority) operatorapi.Leading {
 		}
 	}
 	slices.Sort(out.Standbys)
+	if l := s.leading.Load(); l != nil {
+		if waits := l.configWaits.Load(); waits != nil {
+			out.ConfigWaits = *waits
+		}
+	}
 	return out
 }

@@ -36,6 +36,8 @@ type leadership struct {
 	stepDown     <-chan struct{} // closed when an operator asks the leader to step down
 	// restarting is true while the leader waits for its standbys, to restart with a new configuration.
 	restarting atomic.Bool
+	// configWaits says what the restart waits for. It is nil or "" if no configuration waits.
+	configWaits atomic.Pointer[string]
 
 	authority *lease.Authority
 	journal   *journal.Journal

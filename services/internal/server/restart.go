@@ -66,6 +66,7 @@ func (s *server) restartForConfig(expected ...string) {
 	s.env.Go("restart", func() {
 		for again := true; again; {
 			s.awaitStandbys(l, expected)
+			l.configWaits.Store(nil)
 			l.restarting.Store(false)
 			// A configuration may have arrived meanwhile.
 			again = l.agent.Context.Err() == nil && s.manager.Pending() != nil &&
@@ -109,6 +110,11 @@ func (s *server) awaitStandbys(l *leadership, expected []string) {
 			}
 		}
 		step, reason := v.next()
+		waits := ""
+		if step == restartWait {
+			waits = fmt.Sprintf("%s; at most until %s", reason, began.Add(standbyPatience).UTC().Format(time.TimeOnly))
+		}
+		l.configWaits.Store(&waits)
 		if refused := step == restartRefused; refused || v.refused {
 			v.refused = refused
 			s.reportRefused(l.leader, s.manager.RefusePending(reason))
@@ -149,8 +155,8 @@ type restartView struct {
 	refused bool // the last step was restartRefused
 }
 
-// next returns the next step. The reason says why a leader restarts although no standby is ready, or why the
-// configuration is refused.
+// next returns the next step. The reason says what the restart waits for, why a leader restarts although no standby is
+// ready, or why the configuration is refused.
 //
 //   - A leader restarts as soon as its heir runs with the configuration, or any standby if the shard has no heirs.
 //   - It restarts immediately if it is alone, or if all standbys are of a version that cannot be asked.
@@ -168,9 +174,9 @@ func (v restartView) next() (step restartStep, reason string) {
 		case standby.RefusedVersion == v.wanted && standby.Config != v.wanted:
 			refusals = append(refusals, fmt.Sprintf("server %s cannot run with it: %s", standby.ID, standby.Refusal))
 		case standby.Config == v.wanted:
-			late = append(late, standby.ID+" runs with it, but is not the heir")
+			late = append(late, standby.ID+" has restarted, but is not the heir yet")
 		default:
-			late = append(late, standby.ID+" runs without it")
+			late = append(late, standby.ID+" has not restarted")
 		}
 	}
 	for _, id := range missing {
@@ -186,7 +192,7 @@ func (v restartView) next() (step restartStep, reason string) {
 	case v.waited >= standbyPatience:
 		return restartNow, fmt.Sprintf("after %v, %s", standbyPatience, strings.Join(late, ", "))
 	}
-	return restartWait, ""
+	return restartWait, strings.Join(late, ", ")
 }
 
 // predecessor returns the ID of the server that led before this one, or nil if that was this server.

@@ -39,32 +39,34 @@ func TestRestartView(t *testing.T) {
 		reason   string
 	}{
 		{name: "alone", want: restartNow},
-		{name: "the standby has not restarted", standbys: []peer.Standby{old}, heir: "b", want: restartWait},
-		{name: "the standby restarts", expected: "b", want: restartWait},
-		{name: "the standby is back", standbys: []peer.Standby{done}, want: restartWait},
+		{name: "the standby has not restarted", standbys: []peer.Standby{old}, heir: "b", want: restartWait,
+			reason: "b has not restarted"},
+		{name: "the standby restarts", expected: "b", want: restartWait, reason: "b is not connected"},
+		{name: "the standby is back", standbys: []peer.Standby{done}, want: restartWait,
+			reason: "b has restarted, but is not the heir yet"},
 		{name: "the standby is the heir", standbys: []peer.Standby{done}, heir: "b", want: restartNow},
 		{name: "no heirs", standbys: []peer.Standby{done}, noHeirs: true, want: restartNow},
 		{name: "no heirs, the standby has not restarted", standbys: []peer.Standby{old}, noHeirs: true,
-			want: restartWait},
+			want: restartWait, reason: "b has not restarted"},
 		{name: "the standby does not come back", expected: "b", waited: standbyPatience, want: restartNow,
 			reason: "after 30s, b is not connected"},
 		{name: "the standby comes back without it", standbys: []peer.Standby{old}, heir: "b", expected: "b",
-			waited: standbyPatience, want: restartNow, reason: "after 30s, b runs without it"},
+			waited: standbyPatience, want: restartNow, reason: "after 30s, b has not restarted"},
 		{name: "the standby does not become the heir", standbys: []peer.Standby{done}, waited: standbyPatience,
-			want: restartNow, reason: "after 30s, b runs with it, but is not the heir"},
+			want: restartNow, reason: "after 30s, b has restarted, but is not the heir yet"},
 		{name: "the standby refuses", standbys: []peer.Standby{refuses}, heir: "b", waited: time.Hour,
 			want: restartRefused, reason: "server b cannot run with it: no key"},
 		{name: "it refused another version", standbys: []peer.Standby{{Peer: named("b"), Restarts: true, Config: "v1",
-			RefusedVersion: "v0", Refusal: "no key"}}, want: restartWait},
+			RefusedVersion: "v0", Refusal: "no key"}}, want: restartWait, reason: "b has not restarted"},
 		{name: "an earlier version of Nstance", standbys: []peer.Standby{earlier}, heir: "b", want: restartNow},
 		{name: "one restarts, and one is of an earlier version", standbys: []peer.Standby{earlier}, expected: "c",
-			want: restartWait},
+			want: restartWait, reason: "c is not connected"},
 		{name: "the heir is ready, another refuses", standbys: []peer.Standby{other(refuses), done}, heir: "b",
 			want: restartNow},
 		{name: "one refuses, another is not ready yet", standbys: []peer.Standby{other(done), refuses}, heir: "b",
 			want: restartRefused, reason: "server b cannot run with it: no key"},
 		{name: "an earlier incarnation is the heir", standbys: []peer.Standby{{Peer: election.Peer{ID: "b",
-			Incarnation: "b-2"}, Restarts: true, Config: "v2"}}, heir: "b", want: restartWait},
+			Incarnation: "b-2"}, Restarts: true, Config: "v2"}}, heir: "b", want: restartWait, reason: "not the heir yet"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := restartView{wanted: "v2", standbys: tc.standbys, heirs: !tc.noHeirs, waited: tc.waited}
@@ -233,6 +235,10 @@ func (m *member) inForce() bool {
 func TestRestartChangesTheLeaderOnce(t *testing.T) {
 	_, first, second := startPair(t)
 	first.change(keysOf("NEW", "NSTANCE_ENCRYPTION_KEY"), shardconfig.Restart)
+	first.now().await("what it waits for", func() bool {
+		l := first.now().server.leading.Load()
+		return l != nil && strings.HasPrefix(l.operator.Status().ConfigWaits, "s2 ")
+	})
 	second.now().await("the second server leads", func() bool { return second.leads(first) && second.inForce() })
 	second.change(keysOf("NSTANCE_ENCRYPTION_KEY", "NEW"), shardconfig.Restart)
 	first.now().await("the first server leads", func() bool { return first.leads(second) && first.inForce() })

@@ -269,12 +269,15 @@ type GetConfigStatusResponse struct {
 	// Number of configurations that this leader has applied since it took over, from 1.
 	Generation uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
 	// ETag of a newer configuration that the leader refused. Empty: none.
-	RefusedEtag   string           `protobuf:"bytes,5,opt,name=refused_etag,json=refusedEtag,proto3" json:"refused_etag,omitempty"`
-	Problems      []*ConfigProblem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
-	Shard         string           `protobuf:"bytes,7,opt,name=shard,proto3" json:"shard,omitempty"`
-	LeaderId      string           `protobuf:"bytes,8,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
-	Term          uint64           `protobuf:"varint,9,opt,name=term,proto3" json:"term,omitempty"`
-	ClusterId     string           `protobuf:"bytes,10,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	RefusedEtag string           `protobuf:"bytes,5,opt,name=refused_etag,json=refusedEtag,proto3" json:"refused_etag,omitempty"`
+	Problems    []*ConfigProblem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	Shard       string           `protobuf:"bytes,7,opt,name=shard,proto3" json:"shard,omitempty"`
+	LeaderId    string           `protobuf:"bytes,8,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	Term        uint64           `protobuf:"varint,9,opt,name=term,proto3" json:"term,omitempty"`
+	ClusterId   string           `protobuf:"bytes,10,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	// What a newer configuration waits for, such as "server-2 is not connected", while the servers restart one after the
+	// other. Empty: none waits.
+	Waits         string `protobuf:"bytes,11,opt,name=waits,proto3" json:"waits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -379,6 +382,13 @@ func (x *GetConfigStatusResponse) GetClusterId() string {
 	return ""
 }
 
+func (x *GetConfigStatusResponse) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
 type GetShardStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -441,7 +451,9 @@ type GetShardStatusResponse struct {
 	Instances       uint32 `protobuf:"varint,14,opt,name=instances,proto3" json:"instances,omitempty"`
 	AgentsConnected uint32 `protobuf:"varint,15,opt,name=agents_connected,json=agentsConnected,proto3" json:"agents_connected,omitempty"`
 	// Active errors: those of the caller's tenant and of the shard.
-	Errors        []*ErrorEvent `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
+	Errors []*ErrorEvent `protobuf:"bytes,16,rep,name=errors,proto3" json:"errors,omitempty"`
+	// What a newer configuration waits for, while the servers restart one after the other. Empty: none waits.
+	ConfigWaits   string `protobuf:"bytes,17,opt,name=config_waits,json=configWaits,proto3" json:"config_waits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +598,13 @@ func (x *GetShardStatusResponse) GetErrors() []*ErrorEvent {
 		return x.Errors
 	}
 	return nil
+}
+
+func (x *GetShardStatusResponse) GetConfigWaits() string {
+	if x != nil {
+		return x.ConfigWaits
+	}
+	return ""
 }
 
 type StepDownRequest struct {
@@ -5454,7 +5473,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19nstance/v1/operator.proto\x12\n" +
 	"nstance.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16nstance/v1/agent.proto\x1a\x18nstance/v1/options.proto\"\x18\n" +
-	"\x16GetConfigStatusRequest\"\xe2\x02\n" +
+	"\x16GetConfigStatusRequest\"\xf8\x02\n" +
 	"\x17GetConfigStatusResponse\x12\x12\n" +
 	"\x04etag\x18\x01 \x01(\tR\x04etag\x12?\n" +
 	"\rlast_modified\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\flastModified\x12\x12\n" +
@@ -5469,8 +5488,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04term\x18\t \x01(\x04R\x04term\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\n" +
-	" \x01(\tR\tclusterId\"\x17\n" +
-	"\x15GetShardStatusRequest\"\x9b\x05\n" +
+	" \x01(\tR\tclusterId\x12\x14\n" +
+	"\x05waits\x18\v \x01(\tR\x05waits\"\x17\n" +
+	"\x15GetShardStatusRequest\"\xc9\x05\n" +
 	"\x16GetShardStatusResponse\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12(\n" +
 	"\n" +
@@ -5492,7 +5512,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06groups\x18\r \x01(\rR\x06groups\x12\x1c\n" +
 	"\tinstances\x18\x0e \x01(\rR\tinstances\x12)\n" +
 	"\x10agents_connected\x18\x0f \x01(\rR\x0fagentsConnected\x12.\n" +
-	"\x06errors\x18\x10 \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\"\x11\n" +
+	"\x06errors\x18\x10 \x03(\v2\x16.nstance.v1.ErrorEventR\x06errors\x12,\n" +
+	"\fconfig_waits\x18\x11 \x01(\tB\t\x82\xb5\x18\x05plainR\vconfigWaits\"\x11\n" +
 	"\x0fStepDownRequest\"\\\n" +
 	"\x10StepDownResponse\x12\x1b\n" +
 	"\tleader_id\x18\x01 \x01(\tR\bleaderId\x12\x12\n" +

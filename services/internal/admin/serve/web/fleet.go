@@ -196,7 +196,12 @@ func (v *fleetView) judge(replaced statistics) verdict {
 		if s.Status.GetRefusedEtag() != "" {
 			add("bad", s.Shard, Path+"config#c-"+url.PathEscape(s.Shard), "refuses the newest configuration")
 		}
-		if s.Status.GetHeirId() == "" {
+		waits := s.Status.GetConfigWaits()
+		if waits != "" {
+			add("warn", s.Shard, Path+"config#c-"+url.PathEscape(s.Shard), "restarts its servers for a new configuration: "+
+				waits)
+		}
+		if s.Status.GetHeirId() == "" && waits == "" {
 			add("warn", s.Shard, shardPath(s.Shard), "has no heir: no standby takes over if its leader fails")
 		}
 	}

@@ -18,6 +18,7 @@ func (c *call) GetConfigStatus(_ context.Context, _ *nstancev1.GetConfigStatusRe
 		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag,
 		Problems: problems(status.Problems),
 		Shard:    c.Shard, LeaderId: c.ID, Term: c.state().Term(), ClusterId: c.Cluster,
+		Waits: c.Leader.Status().ConfigWaits,
 	}
 	// List the bucket to find out when the configuration was last modified. If that fails, the answer does not contain
 	// this time.

@@ -27,6 +27,8 @@ type Leading struct {
 	// Heir and Standbys are the IDs of servers. Heir is "" if there is none.
 	Heir     string
 	Standbys []string
+	// ConfigWaits says what a configuration waits for that needs a restart of the servers. It is "" if none waits.
+	ConfigWaits string
 }
 
 // permit refuses a call that needs a more powerful role than the operator has.
@@ -58,7 +60,7 @@ func (c *call) GetShardStatus(_ context.Context, _ *nstancev1.GetShardStatusRequ
 		LeaderSince: timestamp(c.state().Since()), HeirId: leading.Heir, StandbyIds: leading.Standbys,
 		ConfigEtag: configured.ETag, RefusedEtag: configured.RefusedETag, Problems: problems(configured.Problems),
 		Groups: uint32(counts.Groups), Instances: uint32(counts.Instances),
-		AgentsConnected: uint32(counts.Connected),
+		AgentsConnected: uint32(counts.Connected), ConfigWaits: leading.ConfigWaits,
 	}
 	if leading.LeaseLeft != nil {
 		answer.LeaseLeft = durationpb.New(*leading.LeaseLeft)
