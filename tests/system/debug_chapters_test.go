@@ -20,7 +20,7 @@ func (s *story) instanceChapters() []chapter {
 			{"instance describe", false, []string{"$INSTANCE", "Deleted:"}},
 			{"explain group", false, []string{"Planned again:", "well"}},
 			{"group wait", false, []string{"2 healthy"}},
-			{"doctor", false, []string{"holds the lock in term", "opens the CA's key", "agrees with the bucket's",
+			{"doctor", false, []string{"dev-1 is fine.", "2 of 2 healthy", "opens the CA's key", "agrees with the bucket's",
 				"none is active"}},
 		},
 	}, {
@@ -49,7 +49,8 @@ func (s *story) instanceChapters() []chapter {
 			rule: "(rule 47)", grouped: true, pages: []string{"groups/" + group},
 			metric: `nstance_alert_active{kind="rollout_halted"`,
 			alerts: []string{"NstanceAlertActive backoff", "NstanceRolloutHalted "},
-			doctor: []string{"alert backoff of group " + group, "alert rollout_halted of group " + group}},
+			doctor: []string{"alert backoff of group " + group, "alert rollout_halted of group " + group,
+				"group " + group}},
 		commands: []expectation{
 			{"explain group", false, []string{"rollout_halted", "(rule 47)"}},
 			{"events --since 1h --shard dev-1 --group workers --cause unregistered", false,
@@ -67,7 +68,8 @@ func (s *story) instanceChapters() []chapter {
 		told: told{kind: "alert_raised", cause: "provider", text: "there is room for 4", grouped: true,
 			pages: []string{"groups/" + group}, metric: `nstance_create_failures_total{class="no capacity"`,
 			alerts: []string{"NstanceAlertActive backoff", "NstanceAlertActive provider", "NstanceGroupBelowSize "},
-			doctor: []string{"alert backoff of group " + group, "alert provider of group " + group}},
+			doctor: []string{"alert backoff of group " + group, "alert provider of group " + group,
+				"group " + group}},
 		commands: []expectation{
 			{"explain group", false, []string{"no capacity", "(rule 25)"}},
 			{"events --since 1h --shard dev-1 --group workers --kind alert_raised", false, []string{"no capacity"}},
@@ -92,10 +94,10 @@ func (s *story) leaderChapters() []chapter {
 		heading: "The shard has no leader", inject: s.killServers,
 		settle: func(context.Context) error { return nil },
 		told: told{alerts: []string{"NstanceNoLeader "}, fleet: "connection refused",
-			doctor: []string{"ports of server-", "operator port in --servers"}},
+			doctor: []string{"leader", "ports of server-", "operator port in --servers"}},
 		commands: []expectation{
 			{"status", true, []string{"connection refused"}},
-			{"doctor", true, []string{"no port answers", "journalctl -u nstance-server", "ports of server-"}},
+			{"doctor", true, []string{"dev-1 has no leader since", "a takeover is possible", "no port answers", "journalctl -u nstance-server", "ports of server-"}},
 			{"support", false, []string{"shards/dev-1/events.json", "leader of shard dev-1", "bundle.tar.gz: "}},
 		},
 	}}

@@ -178,8 +178,7 @@ func (s *story) checkExplain(ctx context.Context, t told) error {
 // checkDoctor verifies that doctor finds problems in exactly the checks that t.doctor lists.
 func (s *story) checkDoctor(ctx context.Context, t told) error {
 	type finding struct {
-		Check, Result, Next string
-		OK                  bool
+		Check, Status, Result, Next string
 	}
 	d, err := admin[struct{ Findings []finding }](ctx, s, "doctor", "--shard", local.Shard, "--storage-bucket",
 		local.Bucket)
@@ -188,7 +187,7 @@ func (s *story) checkDoctor(ctx context.Context, t told) error {
 	}
 	found := map[string]bool{}
 	for _, f := range d.Findings {
-		if f.OK {
+		if f.Status != "problem" {
 			continue
 		}
 		n := slices.IndexFunc(t.doctor, func(check string) bool { return strings.HasPrefix(f.Check, check) })

@@ -230,14 +230,14 @@ func (a *app) checkHome(ctx context.Context, state *clusterstate.State, location
 		"lead here instead of in the original, run nstance-admin cluster restore (docs/how-to/restore-elsewhere.md)"
 	home, _, err := state.ReadHome(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
-		return finding{check, true, "not known yet: the next leader writes it", ""}
+		return finding{check, ok, "not known yet: the next leader writes it", ""}
 	}
 	if err != nil {
-		return finding{check, false, err.Error(), a.nextFor(err, "restore the object from the bucket's versions")}
+		return finding{check, problem, err.Error(), a.nextFor(err, "restore the object from the bucket's versions")}
 	}
 	at, err := open.Canonical(ctx, location)
 	if err != nil {
-		return finding{check, false, err.Error(), a.nextFor(err, "check --storage-bucket")}
+		return finding{check, problem, err.Error(), a.nextFor(err, "check --storage-bucket")}
 	}
 	here := clusterstate.BucketAt(at)
 	waits := ""
@@ -246,9 +246,9 @@ func (a *app) checkHome(ctx context.Context, state *clusterstate.State, location
 	}
 	switch {
 	case home.Is(here):
-		return finding{check, true, "is this bucket" + waits, ""}
+		return finding{check, ok, "is this bucket" + waits, ""}
 	case home.MayBe(here) && led:
-		return finding{check, true, "is this bucket, which servers reach as " + home.String() + waits, ""}
+		return finding{check, ok, "is this bucket, which servers reach as " + home.String() + waits, ""}
 	}
-	return finding{check, false, fmt.Sprintf("is %s, but this is %s: servers do not lead here", home, here), next}
+	return finding{check, problem, fmt.Sprintf("is %s, but this is %s: servers do not lead here", home, here), next}
 }

@@ -159,7 +159,7 @@ needs space for all objects of the archive.`,
 			return err
 		}
 		if bad := problemsIn(result.Findings); bad > 0 {
-			return withHint(fmt.Errorf("%s of %s", count(bad, "problem"), args[0]), "see NEXT above for each of them")
+			return withHint(fmt.Errorf("%s of %s", count(bad, "problem"), args[0]), "see Next above for each of them")
 		}
 		return nil
 	}
@@ -241,7 +241,8 @@ func (r *restored) check(ctx context.Context, m snapshot.Manifest, differences [
 		found = append(found, r.checkCA(ctx, r.cluster.state))
 	}
 	if len(shards) == 0 {
-		found = append(found, finding{"shards", false, "no shard has a configuration: no server leads after a restore",
+		found = append(found, finding{"shards", problem,
+			"no shard has a configuration: no server leads after a restore",
 			"write the configurations with tofu apply or nstance-admin config push, or take another snapshot"})
 	}
 	for _, shard := range shards {
@@ -268,12 +269,12 @@ func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []
 	if len(differences) > 0 {
 		var found []finding
 		for _, d := range differences {
-			found = append(found, finding{"archive", false, printable(d.Key) + ": " + d.Problem,
+			found = append(found, finding{"archive", problem, printable(d.Key) + ": " + d.Problem,
 				"restore from another copy of the archive: this one was changed or is damaged"})
 		}
 		return found
 	}
-	found := []finding{{"archive", true, count(len(m.Objects), "object") + ", as they were copied", ""}}
+	found := []finding{{"archive", ok, count(len(m.Objects), "object") + ", as they were copied", ""}}
 	changed := 0
 	for _, object := range m.Objects {
 		if object.Changed && !object.Moving() {
@@ -281,7 +282,8 @@ func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []
 		}
 	}
 	if !m.Consistent {
-		found = append(found, finding{"one moment", false, fmt.Sprintf("documents changed while they were copied, and "+
+		found = append(found, finding{"one moment", problem, fmt.Sprintf("documents changed while they were copied, "+
+			"and "+
 			"%d of them have a newer version: after a restore, documents may contradict each other", changed),
 			"prefer a snapshot from a time when less happened; manifest.json marks the documents as changed"})
 	}
@@ -317,7 +319,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	for _, shard := range shards {
 		if provider := shard.Cluster.Secrets.Provider; provider != "" && provider != config.ObjectStorage {
 			r.cluster.sealed = false
-			return finding{check, true, "not checked: they are in " + provider + ", and not in the archive",
+			return finding{check, skipped, "they are in " + provider + ", and not in the archive",
 				"keep a backup of that service; without its secrets the restored cluster does not start"}, nil
 		}
 	}
@@ -326,7 +328,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 		return finding{}, err
 	}
 	if err != nil {
-		return finding{check, true, "not checked, nor the signatures of documents: " + err.Error(),
+		return finding{check, skipped, "also the signatures of documents: " + err.Error(),
 			"give the encryption key to check them: " + r.hintOf(err)}, nil
 	}
 	flags := *r.flags
@@ -336,10 +338,11 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	}
 	if _, err := r.cluster.state.LoadCA(ctx); err != nil {
 		r.cluster.secrets = nil // nothing else that is sealed opens, and no signature can be checked
-		return finding{check, false, "the CA's key cannot be used, so no server leads after a restore: " + err.Error(),
+		return finding{check, problem, "the CA's key cannot be used, so no server leads after a restore: " +
+			err.Error(),
 			r.nextFor(err, "give the encryption key of that time, or take another snapshot")}, nil
 	}
-	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
+	return finding{check, ok, "the encryption key opens the CA's key", ""}, nil
 }
 
 // describeVerification returns one finding for each problem that `cluster verify` has found.
@@ -353,10 +356,10 @@ func (r *restored) describeVerification(v verification) (found []finding) {
 			means, next = "its VMs become orphans that no server manages",
 				"write its configuration with tofu apply or nstance-admin config push, or leave the shard out"
 		}
-		found = append(found, finding{printable(p.Key), false, means + ": " + p.Problem, next})
+		found = append(found, finding{printable(p.Key), problem, means + ": " + p.Problem, next})
 	}
 	if len(v.Problems) == 0 {
-		found = append(found, finding{"documents", true, "each of them parses and belongs to the cluster", ""})
+		found = append(found, finding{"documents", ok, "each of them parses and belongs to the cluster", ""})
 	}
 	return found
 }
@@ -408,11 +411,12 @@ func (r *restored) checkGroups(ctx context.Context, shard *config.Shard) (found 
 		if ctx.Err() != nil {
 			return nil, err
 		}
-		return []finding{{"groups of shard " + name, true, "not checked: its dynamic groups cannot be read", ""}}, nil
+		return []finding{{"groups of shard " + name, skipped, "its dynamic groups cannot be read", ""}}, nil
 	}
 	groups, problems := shard.Merged(dynamic)
 	for _, p := range problems.Errors() {
-		found = append(found, finding{"groups of shard " + name, false, "a group gets no new instances: " + p.String(),
+		found = append(found, finding{"groups of shard " + name, problem,
+			"a group gets no new instances: " + p.String(),
 			"restore config/ and groups/ of the same time, or correct the configuration after the restore"})
 	}
 	records, err := r.countRecords(ctx, name)
@@ -426,13 +430,13 @@ func (r *restored) checkGroups(ctx context.Context, shard *config.Shard) (found 
 			total += n
 			continue
 		}
-		found = append(found, finding{fmt.Sprintf("group %s of shard %s", group, name), false,
+		found = append(found, finding{fmt.Sprintf("group %s of shard %s", group, name), problem,
 			count(n, "record") + " of instances name it, and there is no such group: after a restore the leader " +
 				"drains and deletes their VMs",
 			"restore config/ and groups/ of the same time as the records, or add the group before servers start"})
 	}
 	if found == nil {
-		found = []finding{{"groups of shard " + name, true, fmt.Sprintf("%s with %s", count(len(groups), "group"),
+		found = []finding{{"groups of shard " + name, ok, fmt.Sprintf("%s with %s", count(len(groups), "group"),
 			count(total, "instance")), ""}}
 	}
 	return found, nil

@@ -3,10 +3,12 @@ package admin
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
@@ -113,5 +115,75 @@ func TestNothingIsKnown(t *testing.T) {
 	if code != exitFailure || stdout != "" || !strings.Contains(stderr, "no such file or directory") ||
 		!strings.Contains(stderr, "connection refused") {
 		t.Errorf("%d %s%s", code, stdout, stderr)
+	}
+}
+
+// TestDoctorWithoutAServer checks that doctor finds no leader although its lock is fresh, and that it skips what only a
+// leader could tell. No line is longer than 80 columns, except for a word that is.
+func TestDoctorWithoutAServer(t *testing.T) {
+	p, _ := darkShard(t)
+	p.lock.LeaseMS, p.lock.RenewMS = 90_000, 30_000
+	p.putLock(t)
+	stdout, stderr, code := p.run(t, p.args("doctor", "--shard", "dev-1")...)
+	verdict, rest, _ := strings.Cut(stdout, "\n")
+	if code != exitFailure || !strings.HasPrefix(verdict, "dev-1 has no leader since ") ||
+		!strings.Contains(strings.Join(strings.Fields(stdout), " "), "; a takeover is possible from ") {
+		t.Errorf("%d\n%s%s", code, stdout, stderr)
+	}
+	words := strings.Join(strings.Fields(rest), " ")
+	for _, text := range []string{"problem leader: server-1 holds the lock in term 7; a takeover is possible from ",
+		"; no server answers as the leader: ", "skipped alerts: no leader answers",
+		"skipped groups: no leader answers"} {
+		if !strings.Contains(words, text) {
+			t.Errorf("there is no %q in\n%s", text, stdout)
+		}
+	}
+	for line := range strings.Lines(stdout) {
+		if len([]rune(line)) > 81 && len(strings.Fields(line)) > 2 {
+			t.Errorf("too wide: %s", line)
+		}
+	}
+	stdout, _, _ = p.run(t, p.args("doctor", "--shard", "dev-1", "-o", "json")...)
+	got := parse[diagnosis](t, stdout)
+	if !strings.HasPrefix(got.Verdict, "dev-1 has no leader since ") || got.Findings[0].Check != "leader" ||
+		got.Findings[0].Status != problem {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestDoctorChecksGroups checks what doctor says about groups.
+func TestDoctorChecksGroups(t *testing.T) {
+	p := newPatient(t, "file")
+	c := fleettest.NewCluster(t, "example")
+	group := &nstancev1.GroupStatus{Group: "workers", Size: 2, ActualSize: 2, Healthy: 2, IsStatic: true}
+	waiting := &nstancev1.InstanceStatus{InstanceId: firstID, Group: "workers", Health: "unregistered",
+		CreatedAt: ago(40 * time.Second)}
+	shard := &fleettest.Shard{Status: &nstancev1.GetShardStatusResponse{LeaderId: "server-1", Term: 7, Shard: "dev-1"},
+		Groups: []*nstancev1.GroupStatus{group}}
+	addr, _ := c.Serve(t, "dev-1", shard)
+	p.later = 0 // the certificates of c are of that time
+	p.extra = []string{"--servers", "dev-1=" + addr, "--identity-dir",
+		c.Identity(t, "default", fleettest.Now, time.Hour)}
+	for _, test := range []struct {
+		change func()
+		status outcome
+		result string
+	}{
+		{func() {}, ok, "2 of 2 healthy"},
+		{func() { shard.Instances = append(shard.Instances, waiting) }, ok,
+			"2 of 2 healthy; 1 instance not registered, the oldest for 40s"},
+		{func() { waiting.CreatedAt = ago(4 * time.Minute) }, problem,
+			"2 of 2 healthy; 1 instance not registered, the oldest for 4m0s"},
+		{func() { shard.Instances, group.Paused = nil, true }, ok, "2 of 2 healthy; its rollout is paused"},
+		{func() { group.Healthy, group.ActualSize, group.BlockedReason = 1, 1, "no capacity" }, problem,
+			"1 of 2 healthy, 1 exist; no capacity; its rollout is paused"},
+	} {
+		shard.Do(test.change)
+		findings, _ := p.examine(t)
+		i := slices.IndexFunc(findings, func(f finding) bool { return f.Check == "group workers" })
+		if i < 0 || findings[i].Status != test.status || findings[i].Result != test.result ||
+			(findings[i].Next != "") != (test.status == problem) {
+			t.Errorf("want %s, %q in %+v", test.status, test.result, findings)
+		}
 	}
 }

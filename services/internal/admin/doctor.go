@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -33,19 +34,30 @@ import (
 
 // diagnosis is the result of the command `doctor` for one shard.
 type diagnosis struct {
-	Shard    string          `json:"shard" support:"plain"`
+	Shard string `json:"shard" support:"plain"`
+	// Verdict says in one sentence how the shard is.
+	Verdict  string          `json:"verdict" support:"words"`
 	Findings []finding       `json:"findings"`
 	Consoles []infra.Console `json:"consoles"`
 }
 
 // finding is the result of one check.
 type finding struct {
-	Check  string `json:"check" support:"words"`
-	OK     bool   `json:"ok"`
-	Result string `json:"result" support:"words"`
-	// Next says what to do about a result that is not OK.
+	Check  string  `json:"check" support:"words"`
+	Status outcome `json:"status" support:"plain"`
+	Result string  `json:"result" support:"words"`
+	// Next says what to do about a problem.
 	Next string `json:"next,omitempty" support:"words"`
 }
+
+// outcome says how a check ended.
+type outcome string
+
+const (
+	ok      outcome = "ok"
+	problem outcome = "problem"
+	skipped outcome = "skipped" // the check was not made; the result says why
+)
 
 func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -59,13 +71,15 @@ func (a *app) doctorCommand() *cobra.Command {
   * the configuration, the lock, and the report of the shard's newest server
   * whether the bucket is the home of the shard, or a copy in which no server leads
   * the ports of the servers in the lock and in --servers, and their certificates
-  * the active alerts, if --servers and --identity-dir reach a leader
+  * whether a leader answers, its active alerts, and each group: its size, its healthy
+    instances, those that have not registered, and what operators have set
   * versions of the servers and of this program
   * with --cache-dir, on a server's machine, the disk of its cache
   * the machines of servers and their consoles: the boot log and the last error
 
-For each problem, "doctor" says what you can do. If there is a problem, the exit status is
-1.`,
+The first line is a verdict. Then come the checks: problems, what is ok, and what was
+skipped, with the reason. For each problem, "doctor" says what you can do. If there is a
+problem, the exit status is 1.`,
 		Example: `  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket
   nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket --cache-dir /var/cache/nstance`,
 	}
@@ -111,7 +125,7 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 		}
 		if bad := problemsIn(d.Findings); bad > 0 {
 			return withHint(fmt.Errorf("%s of shard %s", count(bad, "problem"), o.shard),
-				"see NEXT above for each of them")
+				"see Next above for each of them")
 		}
 		return nil
 	}
@@ -121,7 +135,7 @@ For each problem, "doctor" says what you can do. If there is a problem, the exit
 // problemsIn counts the findings that are problems.
 func problemsIn(findings []finding) (bad int) {
 	for _, f := range findings {
-		if !f.OK {
+		if f.Status == problem {
 			bad++
 		}
 	}
@@ -135,41 +149,53 @@ type doctorOptions struct {
 	lines                     int
 }
 
-// diagnose makes all checks. A check that it cannot make is also a finding.
+// diagnose makes all checks. A check that it cannot make is also a finding. Problems come first.
 func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) diagnosis {
 	d := diagnosis{Shard: o.shard, Consoles: []infra.Console{}}
-	add := func(found ...finding) { d.Findings = append(d.Findings, found...) }
-	var lock record.Lock
+	var found []finding
+	add := func(more ...finding) { found = append(found, more...) }
+	held := holding{found: finding{Check: "leader", Status: skipped, Result: "the bucket cannot be read"}}
+	var shard *config.Shard
 	bucket, bucketCtx, cancel, err := s.open(ctx, false)
 	if err != nil {
-		add(finding{"bucket", false, err.Error(), cmp.Or(a.hintOf(err), "check --storage-bucket")})
+		add(finding{"bucket", problem, err.Error(), cmp.Or(a.hintOf(err), "check --storage-bucket")})
 	} else {
 		defer cancel()
 		state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: o.shard, Now: a.Now})
-		found, clock, reached := a.checkBucket(bucketCtx, bucket, o.shard)
-		if add(found...); reached {
-			shard, found := a.checkConfiguration(bucketCtx, state, o.shard)
-			add(found, a.checkKey(bucketCtx, s, bucket, state, shard), a.checkCA(bucketCtx, state))
-			var leader []finding
-			lock, leader = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
-			add(leader...)
-			add(a.checkHome(bucketCtx, state, s.location, leader[0].OK))
-			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, lock))
+		access, clock, reached := a.checkBucket(bucketCtx, bucket, o.shard)
+		if add(access...); reached {
+			var more []finding
+			held, more = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
+			add(more...)
+			var configuration finding
+			shard, configuration = a.checkConfiguration(bucketCtx, state, o.shard)
+			add(configuration, a.checkKey(bucketCtx, s, bucket, state, shard), a.checkCA(bucketCtx, state))
+			add(a.checkHome(bucketCtx, state, s.location, held.found.Status == ok))
+			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, held.lock))
 			if shard != nil {
 				add(a.checkMachines(bucketCtx, shard, &d)...)
 			}
 		}
 	}
-	add(a.checkPorts(ctx, lock, o)...)
+	ports := a.checkPorts(ctx, held.lock, o)
+	asked := a.askLeader(ctx, o)
+	leader, ports := judgeLeader(held, asked, ports)
+	add(ports...)
 	if o.identity != "" {
 		add(a.checkIdentity(o.identity))
-		add(a.checkAlerts(ctx, o)...)
 	}
+	add(asked.checkAlerts()...)
+	add(a.checkGroups(asked, shard)...)
 	if o.cacheDir != "" {
 		add(a.checkDisk(o.cacheDir))
 	}
+	found = append([]finding{leader}, found...)
+	slices.SortStableFunc(found, func(x, y finding) int { return cmp.Compare(rank(x.Status), rank(y.Status)) })
+	d.Findings, d.Verdict = found, a.verdict(o.shard, leader, held, found)
 	return d
 }
+
+func rank(s outcome) int { return slices.Index([]outcome{problem, ok, skipped}, s) }
 
 // checkMachines reads the console outputs of the servers' machines, and returns findings about the machines. It adds
 // the outputs to the diagnosis d.
@@ -181,13 +207,13 @@ func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnos
 	const check = "machines of servers"
 	consoles, err := a.Clouds[i].Consoles(ctx, shard)
 	if err != nil {
-		return []finding{{check, false, err.Error(), "check the credentials and their permissions"}}
+		return []finding{{check, problem, err.Error(), "check the credentials and their permissions"}}
 	}
 	d.Consoles = consoles
-	found := []finding{{check, true, fmt.Sprintf("%d, with their consoles below", len(consoles)), ""}}
+	found := []finding{{check, ok, fmt.Sprintf("%d, with their consoles below", len(consoles)), ""}}
 	for _, c := range consoles {
 		if strings.Contains(c.Output, noSpace) {
-			found = append(found, finding{"disk of " + c.Machine, false, "its console says: " + noSpace, diskNext})
+			found = append(found, finding{"disk of " + c.Machine, problem, "its console says: " + noSpace, diskNext})
 		}
 	}
 	return found
@@ -195,7 +221,7 @@ func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnos
 
 // checkConfiguration checks the shard's configuration in the bucket. It also returns the configuration if it is valid.
 func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State, name string) (*config.Shard, finding) {
-	found := finding{Check: "configuration"}
+	found := finding{Check: "configuration", Status: problem}
 	body, _, err := state.ReadConfig(ctx, name)
 	if err != nil {
 		found.Result = err.Error()
@@ -207,34 +233,56 @@ func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State,
 		found.Result, found.Next = err.Error(), "correct it and apply it again"
 		return nil, found
 	}
-	found.OK, found.Result = true, "valid"
+	found.Status, found.Result = ok, "valid"
 	return shard, found
 }
 
+// holding is what the bucket says about the leader.
+type holding struct {
+	found finding
+	lock  record.Lock
+	// written is when the lock was last written, and now is the present time, both by the bucket's clock. They are zero
+	// if they are not known.
+	written, now time.Time
+}
+
+// takeover says when the lease ends, and from when another server may take over.
+func (h holding) takeover() string {
+	if h.written.IsZero() || h.lock.Released {
+		return ""
+	}
+	ends := h.written.Add(h.lock.Lease())
+	from := ends.Add(h.lock.Lease() * 6 / 100).Add(time.Second)
+	if h.now.After(from) {
+		return "a takeover is possible since " + from.UTC().Format(time.TimeOnly) + ", but no server takes over"
+	}
+	return "a takeover is possible from " + from.UTC().Format(time.TimeOnly)
+}
+
 // checkLeader reads the lock. It measures the lock's age by the bucket's clock, because other clocks may be wrong.
-// `now` is the time by the bucket's clock, or zero.
+// `now` is the time by the bucket's clock, or zero. It also returns findings about the speed and the leader's clock.
 func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket objstore.Store, name string,
-	now time.Time) (record.Lock, []finding) {
+	now time.Time) (held holding, more []finding) {
 	began := time.Now()
 	lock, _, err := state.ReadLock(ctx, name)
 	if err != nil {
-		return lock, []finding{a.describeLock(lock, err, 0)}
+		return holding{found: a.describeLock(lock, err, 0), lock: lock}, nil
 	}
 	speed := describeSpeed(lock, time.Since(began))
-	written := lockWritten(ctx, bucket, name)
-	known := !now.IsZero() && !written.IsZero()
+	held = holding{lock: lock, written: lockWritten(ctx, bucket, name), now: now}
+	known := !now.IsZero() && !held.written.IsZero()
 	age := a.Now().Sub(lock.RenewedAt)
 	if known {
-		age = now.Sub(written)
+		age = now.Sub(held.written)
 	}
-	leader := a.describeLock(lock, nil, age)
-	if !leader.OK {
-		leader = withReason(leader, endOfLeadership(ctx, bucket, name))
+	held.found = a.describeLock(lock, nil, age)
+	if held.found.Status == problem {
+		held.found = withReason(held.found, endOfLeadership(ctx, bucket, name))
 	}
 	if !known {
-		return lock, []finding{leader, speed}
+		return held, []finding{speed}
 	}
-	return lock, []finding{leader, speed, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
+	return held, []finding{speed, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(held.written))}
 }
 
 // lockWritten returns the time at which the lock was last written, by the bucket's clock, or zero if that is unknown.
@@ -257,49 +305,55 @@ func (a *app) describeLock(lock record.Lock, err error, age time.Duration) findi
 	age = age.Round(time.Second)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
-		return finding{"leader", false, "no server has led the shard", next}
+		return finding{"leader", problem, "no server has led the shard", next}
 	case err != nil:
-		return finding{"leader", false, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
+		return finding{"leader", problem, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
 	case lock.Released:
-		return finding{"leader", false, lock.LeaderID + " has released the lock, and no server has taken it", next}
+		return finding{"leader", problem, lock.LeaderID + " has released the lock, and no server has taken it", next}
 	case age > 2*lock.Lease()+time.Minute:
-		return finding{"leader", false, fmt.Sprintf("the lock is stale: %s renewed it %s ago for %s, and no server "+
+		return finding{"leader", problem, fmt.Sprintf("the lock is stale: %s renewed it %s ago for %s, and no server "+
 			"has taken it", lock.LeaderID, age, lock.Lease()), logs}
 	}
-	return finding{"leader", true, fmt.Sprintf("%s holds the lock in term %d", lock.LeaderID, lock.Term), ""}
+	return finding{"leader", ok, fmt.Sprintf("%s holds the lock in term %d", lock.LeaderID, lock.Term), ""}
 }
 
 func (a *app) checkNewestServer(ctx context.Context, state *clusterstate.State) finding {
 	report, _, err := state.ReadServerReport(ctx)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
-		return finding{"newest server", true, "no machine has reported about its server", ""}
+		return finding{"newest server", skipped, "no machine has reported about its server", ""}
 	case err != nil:
-		return finding{"newest server", false, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
+		return finding{"newest server", problem, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
 	case strings.Contains(report.Problem, noSpace):
-		return finding{"newest server", false, fmt.Sprintf("the disk of %s was full at %s: %s", report.Machine,
+		return finding{"newest server", problem, fmt.Sprintf("the disk of %s was full at %s: %s", report.Machine,
 			stamp(report.ReportedAt), report.Problem), diskNext}
 	case report.Problem != "":
-		return finding{"newest server", false, fmt.Sprintf("%s did not become ready, reported at %s: %s",
+		return finding{"newest server", problem, fmt.Sprintf("%s did not become ready, reported at %s: %s",
 			report.Machine,
 			stamp(report.ReportedAt), report.Problem), "correct the image or the settings, and apply again"}
 	}
-	return finding{"newest server", true, fmt.Sprintf("%s became ready at %s", report.Machine,
+	return finding{"newest server", ok, fmt.Sprintf("%s became ready at %s", report.Machine,
 		stamp(report.ReportedAt)),
 		""}
 }
 
-// writeDiagnosis writes a table of the findings, what to do about them, and the consoles.
+// writeDiagnosis writes the verdict, the findings, what to do about them, and the consoles.
 func (a *app) writeDiagnosis(w io.Writer, d diagnosis) error {
-	var rows [][]cell
-	for _, f := range d.Findings {
-		verdict := cell{text: "ok", paint: a.style.out.good}
-		if !f.OK {
-			verdict = cell{text: "problem", paint: a.style.out.bad}
-		}
-		rows = append(rows, append([]cell{verdict}, plain(f.Check, f.Result, f.Next)...))
+	var b strings.Builder
+	if d.Verdict != "" {
+		b.WriteString(wrapped(printable(d.Verdict), "", "") + "\n")
 	}
-	if err := a.table(w, []string{"", "CHECK", "RESULT", "NEXT"}, rows); err != nil {
+	for _, f := range d.Findings {
+		paint := map[outcome]func(string) string{ok: a.style.out.good, problem: a.style.out.bad,
+			skipped: a.style.out.dim}[f.Status]
+		const indent = "         "
+		label := paint(string(f.Status)) + indent[:len(indent)-len(f.Status)]
+		b.WriteString(wrapped(printable(f.Check+": "+f.Result), label, indent))
+		if f.Next != "" {
+			b.WriteString(wrapped(printable(f.Next), indent+"Next: ", indent+"      "))
+		}
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
 		return err
 	}
 	for _, c := range d.Consoles {
@@ -316,6 +370,32 @@ func (a *app) writeDiagnosis(w io.Writer, d diagnosis) error {
 		}
 	}
 	return nil
+}
+
+// lineWidth is the width of texts that are wrapped.
+const lineWidth = 80
+
+// wrapped returns a text in lines of at most lineWidth. The first line begins with `first`, the others with `indent`,
+// which is as wide as `first` is on a terminal.
+func wrapped(text, first, indent string) string {
+	var b strings.Builder
+	b.WriteString(first)
+	width, words := utf8.RuneCountInString(indent), 0
+	for word := range strings.FieldsSeq(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case words > 0 && width+1+n > lineWidth:
+			b.WriteString("\n" + indent)
+			width = utf8.RuneCountInString(indent)
+		case words > 0:
+			b.WriteString(" ")
+			width++
+		}
+		b.WriteString(word)
+		width += n
+		words++
+	}
+	return b.String() + "\n"
 }
 
 // lastLines returns the last n lines of a text, without carriage returns.
@@ -395,7 +475,7 @@ func (a *app) checkBucket(ctx context.Context, bucket objstore.Store, shard stri
 	_, listErr := bucket.List(ctx, keys.Leader(shard))
 	if err != nil && listErr != nil {
 		next := a.nextFor(err, "check the bucket, the network and the credentials")
-		return []finding{{"bucket", false, err.Error(), next}}, time.Time{}, false
+		return []finding{{"bucket", problem, err.Error(), next}}, time.Time{}, false
 	}
 	found = append(found, a.checkPermission("read from the bucket", err), a.checkPermission("list the bucket", listErr))
 	clock, err = writeProbe(ctx, bucket)
@@ -408,10 +488,10 @@ func (a *app) checkBucket(ctx context.Context, bucket objstore.Store, shard stri
 
 func (a *app) checkPermission(what string, err error) finding {
 	if err != nil {
-		return finding{what, false, err.Error(), a.nextFor(err, "give the credentials this permission; if servers use "+
-			"others, run doctor with those")}
+		return finding{what, problem, err.Error(), a.nextFor(err, "give the credentials this permission; if servers "+
+			"use others, run doctor with those")}
 	}
-	return finding{what, true, "works with your credentials (the servers' may differ)", ""}
+	return finding{what, ok, "works with your credentials (the servers' may differ)", ""}
 }
 
 // writeProbe writes and deletes one object, and returns the time of the write by the bucket's clock.
@@ -433,11 +513,11 @@ const maxClock = time.Minute
 func describeClock(check string, ahead time.Duration) finding {
 	ahead = ahead.Round(time.Second)
 	if ahead.Abs() > maxClock {
-		return finding{check, false, fmt.Sprintf("differs by %s from the bucket's", ahead.Abs()), fmt.Sprintf(
+		return finding{check, problem, fmt.Sprintf("differs by %s from the bucket's", ahead.Abs()), fmt.Sprintf(
 			"set the clock and start time synchronization (chrony); above %s, connections between machines fail",
 			authority.Skew)}
 	}
-	return finding{check, true, "agrees with the bucket's", ""}
+	return finding{check, ok, "agrees with the bucket's", ""}
 }
 
 // checkKey opens the CA's key with the encryption key that the flags select.
@@ -453,12 +533,12 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	if cluster == "" {
 		var err error
 		if cluster, err = clusterOf(ctx, state); err != nil {
-			return finding{check, true, "not checked: the cluster's name is not known", "give --cluster-id to check it"}
+			return finding{check, skipped, "the cluster's name is not known", "give --cluster-id to check it"}
 		}
 	}
 	ring, err := s.ring(ctx, settings.Provider == config.ObjectStorage)
 	if err != nil {
-		return finding{check, true, "not checked: " + err.Error(), "give the key to check it: " + a.hintOf(err)}
+		return finding{check, skipped, err.Error(), "give the key to check it: " + a.hintOf(err)}
 	}
 	store, err := secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: cluster, Ring: ring,
 		Rand: a.Rand})
@@ -467,14 +547,14 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	}
 	switch {
 	case errors.Is(err, envelope.ErrUnknownKey):
-		return finding{check, false, "it is the wrong key: " + err.Error(), a.hintOf(err)}
+		return finding{check, problem, "it is the wrong key: " + err.Error(), a.hintOf(err)}
 	case errors.Is(err, secretstore.ErrNotFound):
-		return finding{check, false, err.Error(), "nstance-admin cluster secret set ca.key restores it from a " +
+		return finding{check, problem, err.Error(), "nstance-admin cluster secret set ca.key restores it from a " +
 			"backup; a new cluster gets one with nstance-admin cluster init"}
 	case err != nil:
-		return finding{check, false, err.Error(), a.nextFor(err, "check the secrets store and the credentials")}
+		return finding{check, problem, err.Error(), a.nextFor(err, "check the secrets store and the credentials")}
 	}
-	return finding{check, true, "opens the CA's key (your encryption key: the servers may have another)", ""}
+	return finding{check, ok, "opens the CA's key (your encryption key: the servers may have another)", ""}
 }
 
 // soon is the minimum remaining validity of a CA's certificate. If less is left, the command `doctor` reports a
@@ -485,7 +565,7 @@ func (a *app) checkCA(ctx context.Context, state *clusterstate.State) finding {
 	const check = "CA certificate"
 	bundle, err := state.UnverifiedCABundle(ctx)
 	if err != nil {
-		return finding{check, false, err.Error(), a.nextFor(err,
+		return finding{check, problem, err.Error(), a.nextFor(err,
 			"nstance-admin cluster init makes the keys of a new cluster; restore cluster/ca.crt of an old one")}
 	}
 	return a.describeEnd(check, bundle[0], soon, "replace it with nstance-admin cluster rotate-ca")
@@ -495,11 +575,11 @@ func (a *app) describeEnd(check string, cert *x509.Certificate, before time.Dura
 	left := cert.NotAfter.Sub(a.Now())
 	switch {
 	case left <= 0:
-		return finding{check, false, "it has expired at " + stamp(cert.NotAfter), next}
+		return finding{check, problem, "it has expired at " + stamp(cert.NotAfter), next}
 	case left < before:
-		return finding{check, false, "it expires soon, at " + stamp(cert.NotAfter), next}
+		return finding{check, problem, "it expires soon, at " + stamp(cert.NotAfter), next}
 	}
-	return finding{check, true, "it ends at " + stamp(cert.NotAfter), ""}
+	return finding{check, ok, "it ends at " + stamp(cert.NotAfter), ""}
 }
 
 // checkIdentity checks the certificate of nstance-admin itself.
@@ -508,7 +588,7 @@ func (a *app) checkIdentity(dir string) finding {
 	next := "make one with nstance-admin cluster register-operator --output-dir " + dir
 	identity, err := operatorclient.LoadIdentity(dir)
 	if err != nil {
-		return finding{check, false, err.Error(), next}
+		return finding{check, problem, err.Error(), next}
 	}
 	return a.describeEnd(check, identity.Leaf, 0, next)
 }
@@ -519,12 +599,12 @@ func describeSpeed(lock record.Lock, took time.Duration) finding {
 	const check = "speed of the bucket"
 	limit := (lock.Lease()*19/20 - lock.Renew()).Round(100 * time.Millisecond)
 	if took = took.Round(time.Millisecond); took > limit/2 {
-		return finding{check, false,
+		return finding{check, problem,
 			fmt.Sprintf("a read took %s from here; the leadership ends if a renewal of the lock "+
 				"takes longer than %s", took, limit), "look at the network to the bucket and at the store, or raise " +
 				"lease_duration"}
 	}
-	return finding{check, true, fmt.Sprintf("a read took %s from here; the leader needs answers within %s", took,
+	return finding{check, ok, fmt.Sprintf("a read took %s from here; the leader needs answers within %s", took,
 		limit),
 		""}
 }

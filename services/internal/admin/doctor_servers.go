@@ -17,6 +17,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/tunnel"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -92,8 +93,8 @@ func (a *app) checkServer(ctx context.Context, o doctorOptions, who string, port
 	if len(found) > 1 {
 		check = "ports " + who
 	}
-	return []finding{{check, false, "no port answers: its process is probably not running, or not ready (connection " +
-		"refused: " + strings.Join(refused, ", ") + ")",
+	return []finding{{check, problem, "no port answers: its process is probably not running, or not ready " +
+		"(connection refused: " + strings.Join(refused, ", ") + ")",
 		"on its machine: journalctl -u nstance-server -n 30, curl localhost:8990/health, and doctor with --cache-dir " +
 			"for its disk"}}
 }
@@ -110,16 +111,16 @@ func (a *app) checkPort(ctx context.Context, o doctorOptions, check, addr string
 	conn, err := dialer.Dial(ctx, addr)
 	var failed *tunnel.Error
 	if errors.As(err, &failed) {
-		return finding{check, false, err.Error(), failed.Advice}, nil
+		return finding{check, problem, err.Error(), failed.Advice}, nil
 	}
 	if err != nil {
-		return finding{check, false, "closed: " + err.Error(), next}, err
+		return finding{check, problem, "closed: " + err.Error(), next}, err
 	}
 	defer conn.Close()
 	client := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
 		InsecureSkipVerify: true}) //nolint:gosec // it only looks at the certificate, which may be bad
 	if err := client.HandshakeContext(ctx); err != nil {
-		return finding{check, false, "open, but it does not answer with TLS: " + err.Error(),
+		return finding{check, problem, "open, but it does not answer with TLS: " + err.Error(),
 			"if it is a port of nstance-server, its process hangs: ps -o stat (T is stopped), then restart it"}, nil
 	}
 	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0, "restart the server: it gets a "+
@@ -129,21 +130,102 @@ func (a *app) checkPort(ctx context.Context, o doctorOptions, check, addr string
 // runbooks is the address of the pages about alerts.
 const runbooks = "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/"
 
-// checkAlerts asks the leader which alerts are active. A leader that does not answer is no problem here: other checks
-// report it.
-func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding) {
-	if !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }) {
-		return nil
+// asked is what a shard's leader answered. Without an answer, why says why.
+type asked struct {
+	status *nstancev1.GetShardStatusResponse
+	groups []*nstancev1.GroupStatus
+	// instances are those of the tenant of the operator's identity, like groups.
+	instances []*nstancev1.InstanceStatus
+	err       *fleet.Error // of the call; nil if there was none
+	why       string
+}
+
+// askLeader asks the leader for its status and its groups.
+func (a *app) askLeader(ctx context.Context, o doctorOptions) (got asked) {
+	switch {
+	case !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }):
+		return asked{why: "--servers has no address of the shard"}
+	case o.identity == "":
+		return asked{why: "there is no --identity-dir to ask the leader"}
 	}
 	f := fleet.New(fleet.Options{Servers: o.servers, Via: map[string]tunnel.Way{o.shard: o.via},
 		IdentityDir: o.identity, Timeout: o.limit(), Now: a.Now, Rand: a.Rand})
 	defer f.Close()
-	answer := fleet.Call(ctx, f, []string{o.shard}, fleet.Client.GetShardStatus,
-		&nstancev1.GetShardStatusRequest{})[0]
-	if answer.Err != nil {
-		return []finding{{"alerts", true, "not checked: " + answer.Err.Error(), ""}}
+	shards := []string{o.shard}
+	status := fleet.Call(ctx, f, shards, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{})[0]
+	if status.Err != nil {
+		if got = (asked{err: status.Err, why: "no leader answers"}); !status.Err.NoAnswer() {
+			got.why = status.Err.Message
+		}
+		return got
 	}
-	alerts := answer.Message.GetErrors()
+	got.status = status.Message
+	groups := fleet.Call(ctx, f, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})[0]
+	instances := fleet.Call(ctx, f, shards, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{})[0]
+	got.groups, got.instances = groups.Message.GetGroups(), instances.Message.GetInstances()
+	for _, err := range []*fleet.Error{groups.Err, instances.Err} {
+		if err != nil {
+			got.why = err.Message
+		}
+	}
+	return got
+}
+
+// judgeLeader decides whether the shard has a leader, from the lock, the leader's answer and the ports of its servers.
+// It also returns the findings about ports that its own does not include.
+func judgeLeader(held holding, got asked, ports []finding) (finding, []finding) {
+	f := held.found
+	closed := len(ports) > 0 && strings.HasPrefix(ports[0].Check, "ports of "+held.lock.LeaderID)
+	const logs = "read the servers' logs (journalctl -u nstance-server -n 30)"
+	switch {
+	case got.status != nil:
+		return finding{"leader", ok, fmt.Sprintf("%s leads in term %d, and answers", got.status.GetLeaderId(),
+			got.status.GetTerm()), ""}, ports
+	case f.Status == problem && got.err.NoAnswer():
+		f.Result += "; " + got.err.Message
+	case got.err.NoAnswer():
+		f = finding{"leader", problem, semicolons(f.Result, held.takeover(),
+			"no server answers as the leader: "+got.err.Message), logs}
+	case closed && f.Status == ok:
+		return finding{"leader", problem, semicolons(f.Result, held.takeover(), ports[0].Result),
+			ports[0].Next}, ports[1:]
+	case f.Status == ok:
+		f.Result += ", and was not asked: " + got.why
+	}
+	return f, ports
+}
+
+// semicolons joins the texts that are not empty.
+func semicolons(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
+}
+
+// verdict says in one sentence how a shard is.
+func (a *app) verdict(shard string, leader finding, held holding, found []finding) string {
+	bad := problemsIn(found)
+	switch {
+	case leader.Status == problem && held.written.IsZero():
+		return shard + " has no leader: " + leader.Result + "."
+	case leader.Status == problem:
+		text := fmt.Sprintf("%s has no leader since %s", shard, a.clockTime(held.written))
+		if takeover := held.takeover(); takeover != "" {
+			text += "; " + takeover
+		}
+		return text + "."
+	case leader.Status == skipped:
+		return "Whether " + shard + " has a leader is not known: " + leader.Result + "."
+	case bad > 0:
+		return fmt.Sprintf("%s has a leader, and %s.", shard, count(bad, "problem"))
+	}
+	return shard + " is fine."
+}
+
+// checkAlerts returns a finding for each active alert.
+func (got asked) checkAlerts() (found []finding) {
+	if got.status == nil {
+		return []finding{{"alerts", skipped, got.why, ""}}
+	}
+	alerts := got.status.GetErrors()
 	slices.SortFunc(alerts, func(a, b *nstancev1.ErrorEvent) int {
 		return cmp.Or(cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetGroup(), b.GetGroup()),
 			fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())))
@@ -153,11 +235,64 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 		if e.GetGroup() != "" {
 			check += " of group " + e.GetGroup()
 		}
-		found = append(found, finding{check, false, fmt.Sprintf("%s (since %s)", e.GetMessage(),
+		found = append(found, finding{check, problem, fmt.Sprintf("%s (since %s)", e.GetMessage(),
 			stamp(fleet.Time(e.GetAt()))), "see " + runbooks + e.GetKind() + ".md"})
 	}
 	if found == nil {
-		found = []finding{{"alerts", true, "none is active", ""}}
+		found = []finding{{"alerts", ok, "none is active", ""}}
+	}
+	return found
+}
+
+// checkGroups checks whether each group has its size in healthy instances. It names what may explain the state of a
+// group: instances that have not registered, values that operators have set, and the state of the rollout.
+func (a *app) checkGroups(got asked, shard *config.Shard) (found []finding) {
+	if got.status == nil || got.why != "" {
+		return []finding{{"groups", skipped, got.why, ""}}
+	}
+	longest := 5 * time.Minute
+	if shard != nil {
+		longest = shard.WithDefaults().Server.GarbageCollection.RegistrationTimeout.D()
+	}
+	for _, g := range got.groups {
+		f := finding{Check: "group " + g.GetGroup(), Status: ok,
+			Result: fmt.Sprintf("%d of %d healthy", g.GetHealthy(), g.GetSize())}
+		explain := "nstance-admin explain group " + g.GetGroup() + " --shard " + got.status.GetShard()
+		if g.GetHealthy() < g.GetSize() {
+			f.Status, f.Next = problem, explain
+		}
+		if g.GetActualSize() != g.GetSize() {
+			f.Result += fmt.Sprintf(", %d exist", g.GetActualSize())
+		}
+		waiting, oldest := 0, time.Duration(0)
+		for _, i := range got.instances {
+			if i.GetGroup() == g.GetGroup() && i.GetHealth() == "unregistered" && i.GetState() != "deleting" {
+				waiting++
+				oldest = max(oldest, a.Now().Sub(fleet.Time(i.GetCreatedAt())))
+			}
+		}
+		if waiting > 0 {
+			f.Result += fmt.Sprintf("; %s not registered, the oldest for %s", count(waiting, "instance"),
+				oldest.Round(time.Second))
+		}
+		if oldest > longest/2 {
+			f.Status, f.Next = problem, explain
+		}
+		if size := fleet.SizeText(g, a.Now()); size != num(g.GetSize()) {
+			f.Result += "; size " + size
+		}
+		for _, text := range append(fleet.OverrideTexts(g, a.Now()), note(g)) {
+			if text != "" {
+				f.Result += "; " + text
+			}
+		}
+		switch {
+		case g.GetHalted() != nil:
+			f.Status, f.Next = problem, explain
+		case g.GetPaused() && !strings.Contains(f.Result, "paused"):
+			f.Result += "; its rollout is paused"
+		}
+		found = append(found, f)
 	}
 	return found
 }
@@ -168,7 +303,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 	const check = "versions"
 	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
 	if err != nil {
-		return finding{check, false, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
+		return finding{check, problem, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
 	}
 	versions := map[string]string{} // of a server, the newest
 	var servers []string
@@ -179,7 +314,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 		}
 		events, err := record.DecodeEvents(object.Body)
 		if err != nil {
-			return finding{check, false, err.Error(), "nstance-admin cluster verify names all damaged objects"}
+			return finding{check, problem, err.Error(), "nstance-admin cluster verify names all damaged objects"}
 		}
 		for _, e := range events {
 			var server, version string
@@ -201,14 +336,14 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 	}
 	switch {
 	case leader == "":
-		return finding{check, true, text + "; the journal does not name the leader's", ""}
+		return finding{check, ok, text + "; the journal does not name the leader's", ""}
 	case heir != "" && heir != leader:
-		return finding{check, false, "version skew of the servers: " + text,
+		return finding{check, problem, "version skew of the servers: " + text,
 			"upgrade the older server; the order is in docs/how-to/upgrade.md"}
 	case leader != a.version:
-		return finding{check, false, "version skew: " + text, "use a nstance-admin of version " + leader}
+		return finding{check, problem, "version skew: " + text, "use a nstance-admin of version " + leader}
 	}
-	return finding{check, true, text, ""}
+	return finding{check, ok, text, ""}
 }
 
 // maxTerms is how many terms checkVersions reads.
@@ -243,11 +378,11 @@ func (a *app) checkDisk(dir string) finding {
 	free, err := a.freeSpace(dir)
 	switch {
 	case err != nil:
-		return finding{check, false, err.Error(), "give the --cachedir of nstance-server on this machine"}
+		return finding{check, problem, err.Error(), "give the --cachedir of nstance-server on this machine"}
 	case free < minFree:
-		return finding{check, false, fmt.Sprintf("it is full: %d MiB are free", free>>20), diskNext}
+		return finding{check, problem, fmt.Sprintf("it is full: %d MiB are free", free>>20), diskNext}
 	}
-	return finding{check, true, fmt.Sprintf("%d MiB are free", free>>20), ""}
+	return finding{check, ok, fmt.Sprintf("%d MiB are free", free>>20), ""}
 }
 
 // freeSpace returns the space in bytes that a program without privileges may use on the disk of a directory.

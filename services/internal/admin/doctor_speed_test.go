@@ -20,7 +20,7 @@ func TestDoctorNamesTheLatencyThatEndsALeadership(t *testing.T) {
 		{10 * time.Second, 5 * time.Second, 3 * time.Second, false, "4.5s"},
 	} {
 		lock := record.Lock{LeaseMS: tc.lease.Milliseconds(), RenewMS: tc.renew.Milliseconds()}
-		if f := describeSpeed(lock, tc.took); f.OK != tc.ok || !strings.Contains(f.Result, tc.limit) ||
+		if f := describeSpeed(lock, tc.took); (f.Status == ok) != tc.ok || !strings.Contains(f.Result, tc.limit) ||
 			(f.Next == "") != tc.ok {
 			t.Errorf("lease %s, read in %s: %+v", tc.lease, tc.took, f)
 		}

@@ -273,7 +273,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 			p.lock.Addresses = record.LockAddresses{Election: closedPort(t), Registration: closedPort(t),
 				Operator: closedPort(t), Agent: closedPort(t)}
 			p.putLock(t)
-		}, []string{"ports of server-1"}, "no port answers: its process is probably not running", "--cache-dir"},
+		}, []string{"leader"}, "no port answers: its process is probably not running", "--cache-dir"},
 		"another program at the port": {"file", func(t *testing.T, p *patient) {
 			server := httptest.NewServer(http.NotFoundHandler())
 			t.Cleanup(server.Close)
@@ -341,7 +341,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 			findings, err := p.examine(t)
 			var bad []finding
 			for _, f := range findings {
-				if !f.OK {
+				if f.Status == problem {
 					bad = append(bad, f)
 				}
 			}
@@ -379,14 +379,14 @@ func TestDoctorNamesAlerts(t *testing.T) {
 		}
 		return found
 	}
-	if found := alerts(); len(found) != 1 || !found[0].OK || found[0].Result != "none is active" {
+	if found := alerts(); len(found) != 1 || found[0].Status != ok || found[0].Result != "none is active" {
 		t.Errorf("without alerts: %+v", found)
 	}
 	shard.Do(func() {
 		shard.Status.Errors = []*nstancev1.ErrorEvent{{Kind: "storage", Message: "denied"},
 			{Kind: "backoff", Group: "web", Message: "no room (rule 25)"}}
 	})
-	if found := alerts(); len(found) != 2 || found[0].OK || found[0].Check != "alert backoff of group web" ||
+	if found := alerts(); len(found) != 2 || found[0].Status == ok || found[0].Check != "alert backoff of group web" ||
 		!strings.HasPrefix(found[0].Result, "no room (rule 25)") || found[1].Check != "alert storage" ||
 		found[1].Next != "see "+runbooks+"storage.md" {
 		t.Errorf("with two alerts: %+v", found)

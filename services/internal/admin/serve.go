@@ -243,14 +243,14 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	}
 	age := b.app.Now().Sub(view.RenewedAt)
 	found := b.app.describeLock(lock, err, age)
-	if !found.OK {
+	if found.Status == problem {
 		found = withReason(found, endOfLeadership(ctx, b.store, shard))
 	}
 	view.Waits, view.Next = found.Result, found.Next
-	if found.OK {
+	if found.Status == ok {
 		view.Waits, view.Next = describeHeld(lock, age)
 	}
-	if server := b.app.checkNewestServer(ctx, state); !server.OK {
+	if server := b.app.checkNewestServer(ctx, state); server.Status == problem {
 		view.Waits += "; the newest server: " + server.Result
 		view.Next = server.Next
 	}
