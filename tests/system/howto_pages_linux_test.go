@@ -145,6 +145,10 @@ func (h *howTo) pagesAboutRollouts() []guide {
 			{},
 			{texts: []string{"2 healthy"}},
 		}},
+		{file: "scale-by-a-number.md", steps: []step{
+			{before: h.scale, texts: []string{"memory is at", "the group has at most 3", "size 3 instead of 2"}},
+			{texts: []string{"size 3 → 3"}, after: h.endScaling},
+		}},
 		{file: "schedules.md", check: h.checkSchedules},
 		{file: "vm-does-not-register.md", steps: []step{
 			{before: h.failToRegister, texts: []string{"unregistered", "its VM ended before its agent registered"}},
@@ -204,6 +208,33 @@ func (h *howTo) pushRollout(ctx context.Context) error {
 	return h.push(func(c *config.Shard) {
 		setGroup(c, group, func(g *config.GroupSpec) { g.Rollout, g.MaxSurge = spec.Rollout, spec.MaxSurge })
 	})(ctx)
+}
+
+// scale gives the group the page's scaling, with a target that makes it grow to its largest size.
+func (h *howTo) scale(ctx context.Context) error {
+	var spec config.GroupSpec
+	if err := snippet("scale-by-a-number.md", &spec, `"cpu": {"target": "60%"}`, `"memory": {"target": "1%"}`,
+		`"max": 40`, `"max": 3`); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Scaling = spec.Scaling })
+	})(ctx); err != nil {
+		return err
+	}
+	return h.healthy(3)(ctx)
+}
+
+func (h *howTo) endScaling(ctx context.Context, _ string) error {
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Scaling = nil })
+	})(ctx); err != nil {
+		return err
+	}
+	if _, err := h.shell(ctx, "nstance-admin group reset GROUP --yes", ""); err != nil {
+		return err
+	}
+	return h.healthy(2)(ctx)
 }
 
 // checkSchedules gives the group the page's schedules, with smaller sizes. While the group has schedules, an operator

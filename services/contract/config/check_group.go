@@ -40,11 +40,7 @@ func (c *checker) groups() {
 			used[spec.Template] = true
 			c.inShard(GroupKey{tenant, name}, spec, at)
 			if t, ok := c.s.Templates[spec.Template]; ok {
-				largest := *cmp.Or(spec.Size, t.Size)
-				for _, s := range spec.Schedules {
-					largest = max(largest, s.Size)
-				}
-				total.Instances += largest + deref(cmp.Or(spec.Preserve, t.Preserve)).Max
+				total.Instances += mostInstances(*cmp.Or(spec.Size, t.Size), spec, GroupSpec{}, t)
 			}
 		}
 		c.quota(tenant, ChildPath("tenants", tenant), Usage{}, total)
@@ -80,6 +76,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	c.size(spec.Size, ChildPath(path, "size"))
 	c.size(spec.MaxSurge, ChildPath(path, "max_surge"))
 	c.preserve(spec.Preserve, ChildPath(path, "preserve"))
+	c.scaling(spec, path)
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)

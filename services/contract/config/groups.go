@@ -159,7 +159,9 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 			c.add(name, "cannot be changed: group %s is static, only %s can be", key,
 				strings.Join(operatorFields, ", "))
 		}
-		if spec.Size != nil && len(static.Schedules) > 0 {
+		if scaling := static.Scaling; spec.Size != nil && scaling != nil {
+			c.scalable(*scaling, *spec.Size, "size")
+		} else if spec.Size != nil && len(static.Schedules) > 0 {
 			c.add("size", "cannot be changed: the schedules of group %s set it", key).hint =
 				"change them in the shard config"
 		}

@@ -60,6 +60,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		Rollout:       deref(full.Rollout),
 		Preserve:      deref(full.Preserve),
 		Purchase:      deref(full.Purchase),
+		Scaling:       full.Scaling,
 
 		LoadBalancerHealth: t.LoadBalancerHealth,
 	}
@@ -84,9 +85,11 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		}
 	}
 	if override != nil {
-		if g.SizeUntil = override.Overrides[pathSize].until(); !g.SizeUntil.IsZero() {
+		size := override.Overrides[pathSize]
+		if g.SizeUntil = size.until(); !g.SizeUntil.IsZero() {
 			g.ConfiguredSize = deref(s.settings(spec, nil).spec.Size)
 		}
+		g.SizeHeld = override.SizeHeld()
 		full = *override // only the server sets these, in groups/
 	}
 	g.Removed, g.Protected = instanceIDs(full.Removed), instanceIDs(full.Protected)

@@ -22,6 +22,18 @@ type Override struct {
 	Pinned bool `json:"pinned,omitempty"`
 }
 
+// ByScaling is the name under which a leader records the sizes that it has chosen. See [Scaling].
+const ByScaling = "scaling"
+
+func (o Override) byScaling() bool { return o.By == ByScaling && o.Pinned && o.Until == "" }
+
+// held reports whether an operator has set a size that the leader must not change at present.
+func (o Override) held() bool { return !o.byScaling() && (o.Pinned || o.Until != "") }
+
+// SizeHeld reports whether the entry of a static group in groups/ has a size of an operator that the leader must not
+// change.
+func (s GroupSpec) SizeHeld() bool { return s.Size != nil && s.Overrides[pathSize].held() }
+
 // Caller describes an operator that changes a group.
 type Caller struct {
 	Name string
@@ -148,7 +160,9 @@ func (s *Shard) Current(key GroupKey, entry GroupSpec, now time.Time) GroupSpec 
 	var ended []string
 	for path := range operatorValues(entry) {
 		record, ok := entry.Overrides[path]
-		if ok && record.ended(path, configured[path], now) || !ok && path == pathPaused {
+		scaled := path == pathSize && record.byScaling() // until the configuration has no scaling
+		if ok && record.ended(path, configured[path], now) || !ok && path == pathPaused ||
+			scaled && s.Groups[key.Tenant][key.Group].Scaling == nil {
 			ended = append(ended, path)
 		}
 	}

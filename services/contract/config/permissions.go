@@ -52,10 +52,19 @@ func MostInstances(s *Shard, key GroupKey, spec GroupSpec) int {
 	if size := cmp.Or(static.Size, t.Size); size != nil && spec.Overrides[pathSize].Until != "" {
 		largest = max(largest, *size)
 	}
-	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {
-		largest = max(largest, schedule.Size)
+	return mostInstances(largest, static, spec, t)
+}
+
+// mostInstances returns the largest number of instances of a group without schedules and scaling, or what its schedules
+// and its scaling allow, with the failed instances that it keeps.
+func mostInstances(size int, static, spec GroupSpec, t Template) int {
+	if s := cmp.Or(spec.Scaling, static.Scaling); s != nil {
+		size = s.Max
 	}
-	return largest + deref(cmp.Or(spec.Preserve, static.Preserve, t.Preserve)).Max
+	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {
+		size = max(size, schedule.Size)
+	}
+	return size + deref(cmp.Or(spec.Preserve, static.Preserve, t.Preserve)).Max
 }
 
 // permissions reports the values of a group that operators of its tenant may not choose. spec is the complete entry in
@@ -121,11 +130,18 @@ func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path s
 		return
 	}
 	most := max(*t.Dynamic.MaxSize, *cmp.Or(static.Size, t.Size))
+	if static.Scaling != nil {
+		most = max(most, static.Scaling.Max) // the leader chooses sizes up to it
+	}
 	for i, s := range spec.Schedules {
 		if s.Size > most {
 			c.refuse(element(ChildPath(path, "schedules"), i)+".size", name, "dynamic.max_size",
 				"%d is more than %d, the largest permitted size", s.Size, most)
 		}
+	}
+	if s := spec.Scaling; s != nil && s.Max > most {
+		c.refuse(ChildPath(path, "scaling")+".max", name, "dynamic.max_size", "%d is more than %d, the largest permitted "+
+			"size", s.Max, most)
 	}
 	if spec.Size != nil && *spec.Size > most {
 		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",

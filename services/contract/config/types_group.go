@@ -44,8 +44,12 @@ type GroupSpec struct {
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
+	// Lets the leader choose the size by numbers of the group's VMs. The field size is then the first size. Not for
+	// groups whose size Kubernetes chooses.
+	Scaling *Scaling `json:"scaling,omitempty"`
 	// Sizes that apply from certain times on. The entry whose time came most recently sets the group's size. Before the
-	// first such time, the field size applies. An operator cannot change the size of a group with schedules.
+	// first such time, the field size applies. An operator cannot change the size of a group with schedules. With
+	// scaling, schedules set scaling.min instead.
 	Schedules []Schedule `json:"schedules,omitempty"`
 	// Marks a dynamic group that is being deleted. The group stays in groups/{shard}.jsonc until its last instance is
 	// gone. Only the server sets this, in that file.
@@ -143,6 +147,63 @@ type Purchase struct {
 
 // FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
 const FallbackOnDemand = "on_demand"
+
+// Scaling lets the leader choose a group's size. About every 15 s it compares the metrics with their targets and
+// computes the size with which they would be at their targets, as the Horizontal Pod Autoscaler of Kubernetes does. If
+// there are several metrics, the largest size counts.
+type Scaling struct {
+	// Smallest number of instances, at least 1: a group without instances tells no numbers.
+	Min *int `json:"min,omitempty" default:"1" rule:"positive"`
+	// Largest number of instances.
+	Max int `json:"max" rule:"required,positive"`
+	// Numbers that decide on the size, and their targets: 1 to 10.
+	Metrics []ScalingMetric `json:"metrics,omitempty" rule:"required"`
+	// How the group grows.
+	Up ScaleUp `json:"up,omitzero"`
+	// How the group shrinks.
+	Down ScaleDown `json:"down,omitzero"`
+	// By how much a metric may differ from its target without a change of the size.
+	Tolerance string `json:"tolerance,omitempty" default:"10%" support:"plain"`
+}
+
+// ScalingMetric is a number and its target: exactly one of the fields.
+type ScalingMetric struct {
+	// Processor time in use, as the agents report it.
+	CPU *ScalingShare `json:"cpu,omitempty"`
+	// Memory in use, as the agents report it.
+	Memory *ScalingShare `json:"memory,omitempty"`
+	// Traffic of the network interface that the agents watch: bytes per second, received or sent, whichever is more.
+	Network *ScalingRate `json:"network,omitempty"`
+}
+
+// ScalingShare is the target of a metric that is a share of what a VM has.
+type ScalingShare struct {
+	// Average of the instances to aim at, such as "60%".
+	Target string `json:"target" rule:"required" support:"plain"`
+}
+
+// ScalingRate is the target of a metric in bytes per second.
+type ScalingRate struct {
+	// Average of the instances to aim at, in bytes per second.
+	Target int `json:"target" rule:"required,positive"`
+}
+
+// ScaleUp says how a group grows.
+type ScaleUp struct {
+	// The group grows only to the smallest size that the metrics asked for within this time.
+	Stabilization Duration `json:"stabilization,omitempty"`
+	// By how much a change may enlarge the group: instances ("4"), or a percentage of its size ("100%").
+	MaxStep string `json:"max_step,omitempty" default:"100%" support:"plain"`
+}
+
+// ScaleDown says how a group shrinks.
+type ScaleDown struct {
+	// The group shrinks only to the largest size that the metrics asked for within this time. A new leader shrinks no
+	// group before this time has passed.
+	Stabilization *Duration `json:"stabilization,omitempty" default:"5m"`
+	// By how much a change may make the group smaller: instances ("4"), or a percentage of its size ("25%").
+	MaxStep string `json:"max_step,omitempty" default:"25%" support:"plain"`
+}
 
 // Schedule is a size that a group has from certain times on.
 type Schedule struct {
@@ -252,6 +313,11 @@ type Group struct {
 	Preserve Preserve `json:",omitzero"`
 	// Purchase is how the VMs are bought. The zero value means on demand.
 	Purchase Purchase `json:",omitzero"`
+	// Scaling, with its defaults, lets the leader choose the size; nil: it does not.
+	Scaling *Scaling `json:",omitempty"`
+	// SizeHeld means that an operator has pinned the size, or set it until SizeUntil, so that the leader does not change
+	// it.
+	SizeHeld bool `json:",omitempty"`
 	// Schedules change the size; see [Group.SizeAt].
 	Schedules []SizeSchedule `json:",omitempty"`
 	// Certificates are those of the good configuration to which the group has returned. They take the place of those of

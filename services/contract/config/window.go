@@ -203,6 +203,16 @@ func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 	default:
 		size = g.ConfiguredSize
 	}
+	if g.Scaling == nil {
+		return g.scheduledAt(now, size, until)
+	}
+	least, until := g.scheduledAt(now, *g.Scaling.Min, until)
+	return min(max(size, least), max(g.Scaling.Max, least)), until
+}
+
+// scheduledAt returns the size of the schedule that applies at a time, or the given size if none applies yet. The time
+// is the earlier one of until and the next time of a schedule.
+func (g *Group) scheduledAt(now time.Time, size int, until time.Time) (int, time.Time) {
 	var begun time.Time
 	for _, s := range g.Schedules {
 		last, next := s.around(now)
@@ -216,10 +226,19 @@ func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 	return size, until
 }
 
+// LeastAt returns the smallest size to which the leader may scale a group at a time.
+func (g *Group) LeastAt(now time.Time) int {
+	least, _ := g.scheduledAt(now, *g.Scaling.Min, time.Time{})
+	return least
+}
+
 // MostInstances returns how many instances of a group count towards the quota of its tenant: its largest size at any
 // time, and the failed instances that it keeps.
 func (g *Group) MostInstances() int {
 	size := max(g.Size, g.ConfiguredSize)
+	if g.Scaling != nil {
+		size = g.Scaling.Max
+	}
 	for _, s := range g.Schedules {
 		size = max(size, s.Size)
 	}
@@ -228,5 +247,5 @@ func (g *Group) MostInstances() int {
 
 // FixSize gives the group a size that does not change with the time.
 func (g *Group) FixSize(size int) {
-	g.Size, g.Schedules, g.SizeUntil, g.ConfiguredSize = size, nil, time.Time{}, 0
+	g.Size, g.Schedules, g.SizeUntil, g.ConfiguredSize, g.Scaling = size, nil, time.Time{}, 0, nil
 }

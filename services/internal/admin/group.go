@@ -183,7 +183,7 @@ func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool)
 	return []fact{
 		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
 		{"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
-		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
+		{"Scaling", g.GetScaling().GetWhy()}, {"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
 		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
 		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},
 	}
@@ -337,9 +337,10 @@ func (a *app) groupScaleCommand() *cobra.Command {
 		Long: `Changes only the size of a group. If somebody changes other settings of the group at the
 same time, these changes remain. A static group keeps the size until the configuration has
 another one, until the time of --until, or until "group reset". With --pin, it also keeps
-the size when the configuration changes. For several shards, add one of two flags. With
---per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly among
-the shards that have the group.
+the size when the configuration changes. A group that the leader scales by its load goes on
+from the size, unless there is --until or --pin. For several shards, add one of two flags.
+With --per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly
+among the shards that have the group.
 
 With +N or -N, the size grows or shrinks by N instances from what it is. No change that
 somebody else makes at the same time is lost.
@@ -410,8 +411,12 @@ healthy.`,
 		}
 		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
 			g := answer.Message.GetGroup()
-			return fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, g.GetGroup(),
+			text := fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, g.GetGroup(),
 				*answer.PreviousSize, fleet.SizeText(g, a.Now()), g.GetActualSize())
+			if g.GetScaling() != nil && !pin && until == 0 {
+				text += "; the leader scales on from there (to keep the size, add --until or --pin)"
+			}
+			return text
 		}))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}

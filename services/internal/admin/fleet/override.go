@@ -7,6 +7,7 @@ import (
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // SizeText returns the desired size of a group. If an operator has set it, SizeText adds the configured size and who
@@ -40,7 +41,7 @@ func OverrideText(o *nstancev1.GroupOverride, now time.Time) string {
 	if o.GetAt() != nil {
 		parts = append(parts, ago(now.Sub(o.GetAt().AsTime())))
 	}
-	if o.GetPinned() {
+	if o.GetPinned() && o.GetBy() != config.ByScaling { // only the leader changes it
 		parts = append(parts, "pinned")
 	}
 	if o.GetUntil() != nil {

@@ -104,8 +104,8 @@ func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
 		return shardCall{}
-	case in.group.DeletionTimestamp.IsZero() && setsSize(in.group):
-		return shardCall{refused: sizeRefused}
+	case in.group.DeletionTimestamp.IsZero() && refusedSetting(in.group) != "":
+		return shardCall{refused: refusedSetting(in.group)}
 	case in.group.DeletionTimestamp.IsZero():
 		upsert := upsertRequest(in.group.Spec, ownedFields(in.group), in.known)
 		if upsert != nil && proto.Equal(upsert, in.last.upsert) {
@@ -132,13 +132,23 @@ func decideCall(in groupInput) shardCall {
 // settingsOf returns a text that is the same for two statuses with the same settings.
 func settingsOf(g *nstancev1.GroupStatus) string { return g.GetSpecJson() + "\n" + g.GetMergedJson() }
 
-// sizeRefused is the reason for refusing a spec.config that has a size.
-const sizeRefused = "config.size: the replicas of the MachinePool set the size: remove it"
+const (
+	// sizeRefused and scalingRefused are the reasons for refusing a spec.config that has a size or scaling.
+	sizeRefused    = "config.size: the replicas of the MachinePool set the size: remove it"
+	scalingRefused = "config.scaling: the replicas of the MachinePool set the size: remove it, and scale the MachinePool"
+)
 
-// setsSize reports whether spec.config has a size. The operator then makes no call, because the shard would accept it.
-func setsSize(group *v1beta1.NstanceShardGroup) bool {
-	_, has := configTree(group.Spec.Config)["size"]
-	return has
+// refusedSetting returns why spec.config is refused, because it sets what the MachinePool sets; "": it does not. The
+// operator then makes no call, because the shard would accept it.
+func refusedSetting(group *v1beta1.NstanceShardGroup) string {
+	config := configTree(group.Spec.Config)
+	if _, has := config["size"]; has {
+		return sizeRefused
+	}
+	if config["scaling"] != nil {
+		return scalingRefused
+	}
+	return ""
 }
 
 // instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has. It returns none if
@@ -253,7 +263,7 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 		refusal = statusMessage(did.err)
 	}
 	message := fmt.Sprintf("shard %s refused the group: %s", in.group.Spec.Shard, refusal)
-	if refusal == sizeRefused {
+	if refusal == sizeRefused || refusal == scalingRefused {
 		message = refusal
 	}
 	switch {

@@ -245,6 +245,8 @@ type Group struct {
 	Paused                                       bool
 	// Halted means that the alert about a halted rollout of the group is active.
 	Halted bool
+	// Scaling is the last choice of the group's size by its metrics; nil: none.
+	Scaling *plan.ScalingDecision
 }
 
 // CA is a CA that issues certificates.
@@ -281,6 +283,14 @@ var (
 		"tenant", "group")
 	groupHalted = shardDesc("nstance_group_halted", "1 if the rollout of the group is halted, or the group runs its "+
 		"last good configuration because it was, while leading.", "tenant", "group")
+	scalingWanted = shardDesc("nstance_group_scaling_wanted",
+		"Instances that the metrics of the group ask for, before windows and steps, while leading.", "tenant", "group")
+	scalingLimited = shardDesc("nstance_group_scaling_limited", "1 for the field of scaling that keeps the group from "+
+		"nstance_group_scaling_wanted, while leading.", "tenant", "group", "field")
+	scalingValue = shardDesc("nstance_group_scaling_value", "Average of the metric over the group's instances, in the "+
+		"unit of nstance_group_scaling_target, while leading.", "tenant", "group", "metric")
+	scalingTarget = shardDesc("nstance_group_scaling_target",
+		"Target of the metric: percent, or bytes per second, while leading.", "tenant", "group", "metric")
 	instances  = shardDesc("nstance_instances", "Live instances of the shard; 0 on a standby.")
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")
@@ -337,6 +347,18 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 		set(groupDrifted, float64(g.Drifted), g.Tenant, g.Name)
 		set(groupPaused, oneIf(g.Paused), g.Tenant, g.Name)
 		set(groupHalted, oneIf(g.Halted), g.Tenant, g.Name)
+		if d := g.Scaling; d != nil {
+			set(scalingWanted, float64(d.Wanted), g.Tenant, g.Name)
+			if d.LimitedBy != "" {
+				set(scalingLimited, 1, g.Tenant, g.Name, d.LimitedBy)
+			}
+			for _, m := range d.Metrics {
+				set(scalingTarget, float64(m.Target)/1000, g.Tenant, g.Name, m.Name)
+				if m.Known {
+					set(scalingValue, float64(m.Value)/1000, g.Tenant, g.Name, m.Name)
+				}
+			}
+		}
 	}
 	for _, kind := range plan.AlertKinds() {
 		set(alerts, float64(shard.Alerts[kind]), string(kind))

@@ -61,6 +61,7 @@ const (
 	AlertImages         AlertKind = "images"
 	AlertLeaderNetwork  AlertKind = "leader_network"
 	AlertLoadBalancers  AlertKind = "load_balancers"
+	AlertScaling        AlertKind = "scaling"
 	AlertFlaps          AlertKind = "flaps"           // of one instance
 	AlertSharedIdentity AlertKind = "shared_identity" // of one instance: two agents use it
 	// AlertLateRegistration: a VM of the group has not registered although others usually had by then.
@@ -71,5 +72,5 @@ const (
 func AlertKinds() []AlertKind {
 	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
 		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers,
-		AlertFlaps, AlertSharedIdentity, AlertLateRegistration}
+		AlertScaling, AlertFlaps, AlertSharedIdentity, AlertLateRegistration}
 }

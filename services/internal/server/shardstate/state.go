@@ -99,7 +99,8 @@ type group struct {
 	// image is the ID that a lookup found for the image of the group's present configuration, even if the group has
 	// returned to its good one. The lookup belongs to the infrastructure configuration with the hash imageFor.
 	image, imageFor  string
-	blocked, rollout string // why the group is not at its size, and why its rollout waits
+	scaling          *plan.ScalingDecision // the last choice of its size; nil: none
+	blocked, rollout string                // why the group is not at its size, and why its rollout waits
 	// blockedUntil and wait are copied from plan.Decision.
 	blockedSince, blockedUntil time.Time
 	wait                       plan.Wait

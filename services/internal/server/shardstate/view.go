@@ -46,6 +46,7 @@ type GroupView struct {
 	RolloutWaits               string    // why outdated instances are not replaced now
 	Backoff                    plan.Backoff
 	Wait                       plan.Wait // what the group waited for when it was planned last
+	Scaled                     *plan.ScalingDecision // the last choice of the group's size; nil: none
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
@@ -124,6 +125,9 @@ func (s *State) GroupViews(tenant string) []GroupView {
 func (s *State) groupView(g *group) GroupView {
 	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, BlockedUntil: g.blockedUntil,
 		RolloutWaits: g.rollout, Backoff: g.backoff, Wait: g.wait}
+	if g.Group.Scaling != nil {
+		v.Scaled = g.scaling
+	}
 	now := s.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {

@@ -75,6 +75,9 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 		}
 		answer.Actions = append(answer.Actions, planned)
 	}
+	if view, ok := c.state().GroupView(key); ok && view.Scaled != nil {
+		answer.Scaling = groupScaling(view.Scaled)
+	}
 	for n, v := range e.Verdicts {
 		if !about(v.Instance) {
 			continue

@@ -58,7 +58,8 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 		!strings.Contains(g.GetMergedJson(), `"args":{"Deep":{"A":1,"B":2},"Label":"{{ .Vars.role }}"}`) {
 		t.Errorf("%s: %v, %v", g.GetMergedJson(), problems, err)
 	}
-	if diff := cmp.Diff([]string{"disruption", "load_balancers", "preserve", "purchase", "rollout", "schedules"},
+	if diff := cmp.Diff([]string{"disruption", "load_balancers", "preserve", "purchase", "rollout", "scaling",
+		"schedules"},
 		g.GetDefaults()); diff != "" {
 		t.Error(diff)
 	}

@@ -34,6 +34,9 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	if out.BlockedReason == "" && v.Backoff.Failures > 0 && v.Actual < v.Size {
 		out.BlockedReason = v.Backoff.Reason
 	}
+	if d := v.Scaled; d != nil {
+		out.Scaling = groupScaling(d)
+	}
 	for _, id := range v.Instances {
 		out.InstanceIds = append(out.InstanceIds, id.String())
 	}
@@ -42,6 +45,21 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	out.Etag = shardconfig.GroupETag(v.Group, out.GetMergedJson())
 	if !v.SizeUntil.IsZero() {
 		out.MergedJson = c.Config.Settings(v.GroupKey, c.Now()).JSON()
+	}
+	return out
+}
+
+func groupScaling(d *plan.ScalingDecision) *nstancev1.GroupScaling {
+	out := &nstancev1.GroupScaling{Why: d.Why, Wanted: uint32(d.Wanted), LimitedBy: d.LimitedBy, Until: timestamp(d.Until),
+		Problem: d.Problem}
+	for _, m := range d.Metrics {
+		metric := &nstancev1.ScalingMetric{Name: m.Name, Target: float64(m.Target) / 1000, Wanted: uint32(m.Wanted),
+			Problem: m.Problem}
+		if m.Known {
+			value := float64(m.Value) / 1000
+			metric.Value = &value
+		}
+		out.Metrics = append(out.Metrics, metric)
 	}
 	return out
 }

@@ -1,0 +1,139 @@
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const cpuScaling = `"scaling": {"min": 2, "max": 8, "metrics": [{"cpu": {"target": "60%"}}]}`
+
+// withFields returns the sample fleet, whose group has the size 3, with further fields of the group.
+func withGroupFields(rest string) string {
+	return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)
+}
+
+// TestScaling checks which policies are refused, that a policy counts towards the quota, and that it is part of no hash.
+func TestScaling(t *testing.T) {
+	scaling := func(rest string) string {
+		return withGroupFields(`"scaling": {"max": 8, "metrics": [{"cpu": {"target": "60%"}}]` + rest + "}")
+	}
+	metrics := func(list string) string { return withGroupFields(`"scaling": {"max": 8, "metrics": ` + list + "}") }
+	for _, tt := range []struct{ src, problem string }{
+		{withGroupFields(`"scaling": {"metrics": [{"cpu": {"target": "60%"}}]}`), "scaling.max: must be more than 0"},
+		{withGroupFields(`"scaling": {"max": 8}`), "scaling.metrics: is required"},
+		{metrics(`[]`), "scaling.metrics: is required"},
+		{metrics(`[{}]`), "scaling.metrics[0]: want exactly one of cpu, memory, network"},
+		{metrics(`[{"cpu": {"target": "60%"}, "memory": {"target": "60%"}}]`), "want exactly one of"},
+		{metrics(`[{"cpu": {"target": "60%"}}, {"cpu": {"target": "50%"}}]`), "scaling.metrics[1]: cpu is there twice"},
+		{metrics(`[{"cpu": {"target": "60"}}]`), `scaling.metrics[0].cpu.target: "60" is not a percentage`},
+		{metrics(`[{"cpu": {"target": "0%"}}]`), "is not a percentage"},
+		{metrics(`[{"cpu": {"target": "101%"}}]`), "is not a percentage"},
+		{metrics(`[{"cpu": {}}]`), "cpu.target: is required"},
+		{metrics(`[{"network": {"target": 0}}]`), "network.target"},
+		{metrics(`[{"procesor": {"target": "60%"}}]`), "there is no such field"},
+		{scaling(`, "min": 9`), "scaling.min: 9 is more than 8, the largest size"},
+		{scaling(`, "min": 0`), "scaling.min"},
+		{scaling(`, "min": 4`), "size: is 3, but the group scales between 4 and 8"},
+		{scaling(`, "tolerance": "x"`), "scaling.tolerance"},
+		{scaling(`, "up": {"max_step": "0%"}`), `scaling.up.max_step: "0%" permits no change`},
+		{scaling(`, "down": {"max_step": "-1"}`), "scaling.down.max_step"},
+		{scaling(`, "down": {"stabilization": "-1s"}`), "cannot be negative"},
+		{scaling(`}, "schedules": [{"cron": "0 7 * * *", "size": 9}], "rollout": {`), "schedules[0].size: 9 is more than 8"},
+	} {
+		_, problems := Parse("a.jsonc", []byte(tt.src))
+		if text := problems.Error(); len(problems) == 0 || !strings.Contains(text, tt.problem) {
+			t.Errorf("%s: %q, want %q", tt.src, text, tt.problem)
+		}
+	}
+	key := GroupKey{"default", "g"}
+	group := func(src string) Group {
+		merged, _ := mustParse(t, src).Merged(Groups{})
+		return merged[key]
+	}
+	plain, scaled := group(withGroupFields(`"max_surge": 1`)), group(withGroupFields(cpuScaling))
+	if scaled.InfraHash != plain.InfraHash || scaled.RuntimeHash != plain.RuntimeHash {
+		t.Error("scaling changes a hash: it would replace the group")
+	}
+	if n := scaled.MostInstances(); n != 8 {
+		t.Errorf("%d instances count towards the quota, want 8", n)
+	}
+	if n := MostInstances(mustParse(t, withGroupFields(cpuScaling)), key, GroupSpec{}); n != 8 {
+		t.Errorf("%d instances count towards the quota, want 8", n)
+	}
+	if s := scaled.Scaling; *s.Min != 2 || s.Down.Stabilization.D() != 5*time.Minute || s.Up.MaxStep != "100%" ||
+		s.Tolerance != "10%" {
+		t.Errorf("defaults: %+v", s)
+	}
+}
+
+// TestScaledSize checks who owns the size of a group with scaling.
+func TestScaledSize(t *testing.T) {
+	key := GroupKey{"default", "g"}
+	shard := mustParse(t, withGroupFields(cpuScaling)).WithDefaults()
+	four := mustParse(t, strings.Replace(withGroupFields(cpuScaling), `"size": 3`, `"size": 4`, 1)).WithDefaults()
+	unscaled := mustParse(t, withGroupFields(`"max_surge": 1`)).WithDefaults()
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	set := func(size int, by Caller) GroupSpec {
+		by.At, by.Sets = at, []string{"size"}
+		return shard.Recorded(key, GroupSpec{}, GroupSpec{Size: &size}, by)
+	}
+	merged := func(s *Shard, entry GroupSpec) Group {
+		all, problems := s.Merged(Groups{Tenants: map[string]map[string]GroupSpec{"default": {"g": entry}}})
+		if err := problems.Err(); err != nil {
+			t.Fatal(err)
+		}
+		return all[key]
+	}
+	leader := set(7, Caller{Name: ByScaling, Pinned: true})
+	for _, tt := range []struct {
+		name  string
+		shard *Shard
+		entry GroupSpec
+		size  int
+		held  bool
+	}{
+		{"the first size", shard, GroupSpec{}, 3, false},
+		{"of the leader", shard, leader, 7, false},
+		{"of the leader, after another first size", four, leader, 7, false},
+		{"of the leader, after scaling", unscaled, leader, 3, false},
+		{"of the leader, reset", shard, shard.Reset(key, leader), 3, false},
+		{"of a person", shard, set(5, Caller{Name: "alice"}), 5, false},
+		{"pinned by a person", shard, set(5, Caller{Name: "alice", Pinned: true}), 5, true},
+		{"of a person for a time", shard, set(5, Caller{Name: "alice", Until: at.Add(time.Hour)}), 5, true},
+		{"more than max by now", shard, set(20, Caller{Name: ByScaling, Pinned: true}), 8, false},
+	} {
+		g := merged(tt.shard, tt.entry)
+		if size, _ := g.SizeAt(at); size != tt.size || g.SizeHeld != tt.held {
+			t.Errorf("%s: size %d, held %t, want %d, %t", tt.name, size, g.SizeHeld, tt.size, tt.held)
+		}
+	}
+	for size, problem := range map[int]string{1: "scales between 2 and 8", 9: "scales between 2 and 8", 8: ""} {
+		err := CheckUpsert(shard, key, GroupSpec{Size: &size})
+		if problem == "" && err != nil || problem != "" && (err == nil || !strings.Contains(err.Error(), problem)) {
+			t.Errorf("size %d: %v, want %q", size, err, problem)
+		}
+	}
+	groups := Groups{Tenants: map[string]map[string]GroupSpec{"default": {"g": leader}}}
+	kept, ended := Overridden(shard, four, groups)
+	if !slices.Equal(kept, []string{"The change of size in group default/g from 3 to 4 has no effect: the leader has " +
+		"scaled the group to 7."}) || len(ended) > 0 {
+		t.Errorf("kept %q, ended %q", kept, ended)
+	}
+	kept, ended = Overridden(shard, unscaled, groups)
+	if !slices.Equal(ended, []string{"Group default/g no longer has scaling: its size changes from 7 to 3."}) ||
+		len(kept) > 0 {
+		t.Errorf("kept %q, ended %q", kept, ended)
+	}
+
+	night := strings.Replace(withGroupFields(cpuScaling), `"size": 3,`, `"size": 3, "schedules": [{"cron": "0 7 * * *", `+
+		`"size": 5}, {"cron": "0 19 * * *", "size": 2}],`, 1)
+	g := merged(mustParse(t, night).WithDefaults(), GroupSpec{})
+	if size, next := g.SizeAt(at); size != 5 || g.LeastAt(at) != 5 || next.Hour() != 19 {
+		t.Errorf("by day: size %d until %s, at least %d", size, next, g.LeastAt(at))
+	}
+	if size, _ := g.SizeAt(at.Add(12 * time.Hour)); size != 3 || g.LeastAt(at.Add(12*time.Hour)) != 2 {
+		t.Errorf("by night: size %d", size)
+	}
+}

@@ -1,0 +1,241 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+)
+
+// policy returns a scaling policy with the defaults of the configuration.
+func policy(change func(*config.Scaling)) *config.Scaling {
+	least, down := 1, config.Duration(5*time.Minute)
+	p := &config.Scaling{Min: &least, Max: 100, Metrics: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "50%"}}},
+		Up: config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"}, Tolerance: "10%"}
+	if change != nil {
+		change(p)
+	}
+	return p
+}
+
+// percents returns shares in thousandths of a percent.
+func percents(values ...float64) (out []int64) {
+	for _, v := range values {
+		out = append(out, int64(v*1000))
+	}
+	return out
+}
+
+func TestScale(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	same := func(n int, percent float64) []int64 { return slices.Repeat(percents(percent), n) }
+	reading := func(values []int64) Reading { return Reading{Name: "cpu", Target: 50000, Values: values} }
+	for _, test := range []struct {
+		name    string
+		size    int
+		policy  func(*config.Scaling)
+		metrics []Reading
+		asked   []Asked
+		since   time.Duration // before now
+		want    int
+		limited string
+		why     string
+	}{
+		{name: "rule 73: in proportion", size: 4, metrics: []Reading{reading(same(4, 80))}, want: 7,
+			why: "cpu is at 80 %, with a target of 50 %, which asks for 7 (rule 73)"},
+		{name: "rule 73: within the tolerance", size: 4, metrics: []Reading{reading(same(4, 54))}, want: 4},
+		{name: "rule 73: another tolerance", size: 4, policy: func(p *config.Scaling) { p.Tolerance = "1%" },
+			metrics: []Reading{reading(same(4, 54))}, want: 5},
+		{name: "rule 73: the largest wins", size: 4, metrics: []Reading{reading(same(4, 10)),
+			{Name: "memory", Target: 50000, Values: same(4, 75)}}, want: 6, why: "memory is at 75 %, with a target of 50 %"},
+		{name: "rule 73: booting instances count as idle for growing", size: 6, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(4, 95), Unready: 2}}, want: 8},
+		{name: "rule 73: enough instances boot already", size: 8, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(4, 80), Unready: 4}}, want: 8},
+		{name: "rule 73: an unknown value is idle for growing", size: 4, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(3, 60), Missing: 1}}, want: 4},
+		{name: "rule 73: an unknown value is at the target for shrinking", size: 4, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(3, 20), Missing: 1}}, want: 3},
+		{name: "rule 74: the largest of the window", size: 8, metrics: []Reading{reading(same(8, 10))},
+			asked: []Asked{{now.Add(-time.Minute), 7}}, want: 7, limited: "down.stabilization"},
+		{name: "rule 74: out of the window", size: 8, metrics: []Reading{reading(same(8, 10))},
+			asked: []Asked{{now.Add(-5 * time.Minute), 7}}, want: 6, limited: "down.max_step"},
+		{name: "rule 74: a window for growing", size: 4,
+			policy:  func(p *config.Scaling) { p.Up.Stabilization = config.Duration(time.Minute) },
+			metrics: []Reading{reading(same(4, 100))}, asked: []Asked{{now.Add(-30 * time.Second), 5}}, want: 5,
+			limited: "up.stabilization"},
+		{name: "rule 74: a new leader shrinks nothing", size: 8, metrics: []Reading{reading(same(8, 10))},
+			since: time.Minute, want: 8, limited: "down.stabilization"},
+		{name: "rule 74: a new leader grows", size: 8, metrics: []Reading{reading(same(8, 100))}, since: time.Minute,
+			want: 16},
+		{name: "rule 75: steps up", size: 3, metrics: []Reading{reading(percents(100, 200, 300))}, want: 6,
+			limited: "up.max_step"},
+		{name: "rule 75: a step of a count", size: 3, policy: func(p *config.Scaling) { p.Up.MaxStep = "2" },
+			metrics: []Reading{reading(same(3, 200))}, want: 5, limited: "up.max_step"},
+		{name: "rule 75: at least one down", size: 2, metrics: []Reading{reading(same(2, 1))}, want: 1},
+		{name: "at most max", size: 60, metrics: []Reading{reading(same(60, 100))}, want: 100, limited: "max"},
+		{name: "at least min", size: 4, policy: func(p *config.Scaling) { *p.Min = 4 },
+			metrics: []Reading{reading(same(4, 1))}, want: 4, limited: "min"},
+		{name: "rule 76: more than half is unknown", size: 5, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(2, 100), Missing: 3}}, want: 5,
+			why: "the cpu of 3 of 5 instances is unknown, so that the size stays (rule 76)"},
+		{name: "rule 76: a metric fails and the other would shrink", size: 5, metrics: []Reading{reading(same(5, 1)),
+			{Name: "memory", Target: 50000, Problem: "no answer"}}, want: 5, why: "no answer, so that the size stays"},
+		{name: "rule 76: a metric fails and the other grows", size: 5, metrics: []Reading{reading(same(5, 100)),
+			{Name: "memory", Target: 50000, Problem: "no answer"}}, want: 10},
+		{name: "rule 76: nobody is ready", size: 5, metrics: []Reading{{Name: "cpu", Target: 50000, Unready: 5}}, want: 5,
+			why: "no instance is ready to tell its cpu, so that the size stays (rule 76)"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			in := ScalingInput{Now: now, Since: now.Add(-max(test.since, 0)), Policy: policy(test.policy), Size: test.size,
+				Metrics: test.metrics, Asked: test.asked}
+			if test.since == 0 {
+				in.Since = now.Add(-time.Hour)
+			}
+			in.Least = *in.Policy.Min
+			got := Scale(in)
+			if got.Size != test.want || got.LimitedBy != test.limited || !strings.Contains(got.Why, test.why) {
+				t.Errorf("got size %d limited by %q because %q, want %d limited by %q because %q", got.Size,
+					got.LimitedBy, got.Why, test.want, test.limited, test.why)
+			}
+		})
+	}
+}
+
+// scaled is a group whose load is spread over its healthy instances, and which is scaled by their average.
+type scaled struct {
+	policy  *config.Scaling
+	now     time.Time
+	since   time.Time
+	changed time.Time
+	size    int
+	boot    time.Duration
+	report  time.Duration
+	// healthyAt is when each instance becomes or became healthy.
+	healthyAt []time.Time
+	value     int64 // what the agents last reported
+	reported  time.Time
+	asked     []Asked
+	silent    bool // nobody reports
+}
+
+func (s *scaled) resize(size int) {
+	for len(s.healthyAt) < size {
+		s.healthyAt = append(s.healthyAt, s.now.Add(s.boot))
+	}
+	s.healthyAt, s.size, s.changed = s.healthyAt[:size], size, s.now
+}
+
+// tick lets ScalingEvery pass with a load: the sum of the percents of all instances.
+func (s *scaled) tick(load float64) ScalingDecision {
+	s.now = s.now.Add(ScalingEvery)
+	healthy, settled := 0, 0
+	for _, at := range s.healthyAt {
+		if !at.After(s.now) {
+			healthy++
+		}
+		if !at.Add(s.report + ScalingEvery).After(s.now) {
+			settled++
+		}
+	}
+	if healthy > 0 && !s.now.Before(s.reported.Add(s.report)) {
+		s.value, s.reported = int64(min(100, load/float64(healthy))*1000), s.now
+	}
+	r := Reading{Name: "cpu", Target: 50000, Values: slices.Repeat([]int64{s.value}, settled), Unready: s.size - settled}
+	if s.silent {
+		r.Values, r.Missing = nil, settled
+	}
+	d := Scale(ScalingInput{Now: s.now, Since: s.since, Policy: s.policy, Size: s.size, Least: *s.policy.Min,
+		ChangedAt: s.changed, Metrics: []Reading{r}, Asked: s.asked})
+	s.asked = d.Asked
+	if d.Size != s.size {
+		s.resize(d.Size)
+	}
+	return d
+}
+
+// TestScalingConverges plays loads with several boot times. Sizes stay within their limits, steps and the pause are
+// kept, a constant load ends in the size for it within the time that steps, boots and reports need, and then there is
+// no change of direction any more.
+func TestScalingConverges(t *testing.T) {
+	loads := map[string]func(at time.Duration, dice *rand.Rand) float64{
+		"constant": func(time.Duration, *rand.Rand) float64 { return 700 },
+		"step": func(at time.Duration, _ *rand.Rand) float64 {
+			if at < time.Hour {
+				return 100
+			}
+			return 1900
+		},
+		"ramp":     func(at time.Duration, _ *rand.Rand) float64 { return min(2000, 100+at.Minutes()*20) },
+		"sawtooth": func(at time.Duration, _ *rand.Rand) float64 { return 100 + 1000*math.Mod(at.Hours(), 1) },
+		"noise":    func(_ time.Duration, dice *rand.Rand) float64 { return 700 * (0.97 + 0.06*dice.Float64()) },
+		"flash crowd": func(at time.Duration, _ *rand.Rand) float64 {
+			if at > time.Hour && at < 70*time.Minute {
+				return 4000
+			}
+			return 200
+		},
+	}
+	for name, load := range loads {
+		for _, boot := range []time.Duration{5 * time.Second, 40 * time.Second, 5 * time.Minute} {
+			t.Run(fmt.Sprintf("%s, boot %v", name, boot), func(t *testing.T) {
+				dice := rand.New(rand.NewPCG(1, 2))
+				start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+				s := &scaled{policy: policy(func(p *config.Scaling) { *p.Min, p.Max = 2, 60 }), now: start, since: start,
+					boot: boot, report: time.Minute}
+				s.resize(5)
+				var sizes []int
+				last := start
+				for s.now.Before(start.Add(3 * time.Hour)) {
+					at, before, changed := s.now.Sub(start), s.size, s.changed
+					d := s.tick(load(at, dice))
+					sizes = append(sizes, s.size)
+					switch {
+					case s.size < 2 || s.size > 60:
+						t.Fatalf("after %v: size %d", at, s.size)
+					case s.size > 2*before || s.size < before-(before+3)/4:
+						t.Fatalf("after %v: from %d to %d at once", at, before, s.size)
+					case s.size != before && s.now.Sub(changed) < scalingPause:
+						t.Fatalf("after %v: two changes within %v", at, s.now.Sub(changed))
+					case s.size != before && d.Why == "":
+						t.Fatalf("after %v: changed without a reason", at)
+					}
+					if s.size != before {
+						last = s.now
+					}
+				}
+				if name == "constant" || name == "noise" {
+					want := 14 // 700 % at 50 % each
+					if got := s.size; math.Abs(float64(got-want)) > 1.5 {
+						t.Errorf("ended at %d, want about %d: %v", got, want, sizes)
+					}
+					if took := last.Sub(start); took > 2*boot+15*time.Minute {
+						t.Errorf("the last change was after %v: %v", took, sizes)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestScalingWithoutNumbers checks rule 76: when the numbers vanish, the size stays, and the decision says why.
+func TestScalingWithoutNumbers(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := &scaled{policy: policy(nil), now: start, since: start, report: time.Minute}
+	s.resize(4)
+	for range 60 {
+		s.tick(400)
+	}
+	size := s.size
+	s.silent = true
+	for range 240 {
+		if d := s.tick(0); d.Size != size || d.Problem == "" {
+			t.Fatalf("size %d, problem %q; before the silence: %d", d.Size, d.Problem, size)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package shardstate
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// ScaledGroup is a group whose size the leader chooses, with the numbers of its instances.
+type ScaledGroup struct {
+	config.Group
+	// Size is the present size, and Least the smallest permitted one.
+	Size, Least int
+	Instances   []InstanceNumbers
+}
+
+// InstanceNumbers is what an instance last told about itself. Metrics are unknown if their MemoryTotal is zero.
+type InstanceNumbers struct {
+	ID      ident.ID
+	Healthy bool
+	// LastReport is zero if this leader has no report.
+	LastReport time.Time
+	Metrics    Metrics
+}
+
+// ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes.
+func (s *State) ScaledGroups() (out []ScaledGroup) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Now()
+	for _, g := range s.groups {
+		if g.Scaling == nil || g.Deleted {
+			continue
+		}
+		scaled := ScaledGroup{Group: g.Group, Least: g.LeastAt(now)}
+		scaled.Size, _ = g.SizeAt(now)
+		for _, inst := range g.instances {
+			if p := &inst.plan; !p.OnDemand && plan.Counts(p) {
+				scaled.Instances = append(scaled.Instances, InstanceNumbers{p.ID, p.Healthy, p.LastReport,
+					inst.report.Metrics})
+			}
+		}
+		out = append(out, scaled)
+	}
+	return out
+}
+
+// NoteScaling records the last choice of a group's size, for display.
+func (s *State) NoteScaling(key config.GroupKey, d plan.ScalingDecision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g := s.groups[key]; g != nil {
+		g.scaling = &d
+	}
+}
