@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1306,7 +1306,9 @@ type GroupStatus struct {
 	// Set while the group's rollout is halted, or the group runs its last good configuration instead of its present one.
 	Halted *GroupHalt `protobuf:"bytes,40,opt,name=halted,proto3" json:"halted,omitempty"`
 	// What the group waits for. Not set: nothing is awaited, or the group has not been planned yet.
-	Wait          *Wait `protobuf:"bytes,42,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *Wait `protobuf:"bytes,42,opt,name=wait,proto3" json:"wait,omitempty"`
+	// What the leader last decided about the size. Set only if the leader chooses it (scaling).
+	Scaling       *GroupScaling `protobuf:"bytes,45,opt,name=scaling,proto3" json:"scaling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1530,6 +1532,182 @@ func (x *GroupStatus) GetWait() *Wait {
 	return nil
 }
 
+func (x *GroupStatus) GetScaling() *GroupScaling {
+	if x != nil {
+		return x.Scaling
+	}
+	return nil
+}
+
+// GroupScaling is the leader's last choice of a group's size by its metrics.
+type GroupScaling struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the metrics ask for and what limits it, in words.
+	Why string `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`
+	// The size that the metrics ask for, before windows and steps.
+	Wanted uint32 `protobuf:"varint,2,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// The field of scaling that keeps the group from that size, such as "up.max_step". Empty: none.
+	LimitedBy string `protobuf:"bytes,3,opt,name=limited_by,json=limitedBy,proto3" json:"limited_by,omitempty"`
+	// When that ends if the metrics stay the same. Not set: unknown.
+	Until *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
+	// Why the size cannot be chosen, in words. Empty: it can.
+	Problem       string           `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	Metrics       []*ScalingMetric `protobuf:"bytes,6,rep,name=metrics,proto3" json:"metrics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupScaling) Reset() {
+	*x = GroupScaling{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupScaling) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupScaling) ProtoMessage() {}
+
+func (x *GroupScaling) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupScaling.ProtoReflect.Descriptor instead.
+func (*GroupScaling) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GroupScaling) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *GroupScaling) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *GroupScaling) GetLimitedBy() string {
+	if x != nil {
+		return x.LimitedBy
+	}
+	return ""
+}
+
+func (x *GroupScaling) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *GroupScaling) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *GroupScaling) GetMetrics() []*ScalingMetric {
+	if x != nil {
+		return x.Metrics
+	}
+	return nil
+}
+
+// ScalingMetric is what a metric asks for.
+type ScalingMetric struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Average of the instances, in the unit of the target. Not set: unknown.
+	Value *float64 `protobuf:"fixed64,2,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	// Percent, or bytes per second.
+	Target        float64 `protobuf:"fixed64,3,opt,name=target,proto3" json:"target,omitempty"`
+	Wanted        uint32  `protobuf:"varint,4,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Problem       string  `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScalingMetric) Reset() {
+	*x = ScalingMetric{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScalingMetric) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScalingMetric) ProtoMessage() {}
+
+func (x *ScalingMetric) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScalingMetric.ProtoReflect.Descriptor instead.
+func (*ScalingMetric) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ScalingMetric) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ScalingMetric) GetValue() float64 {
+	if x != nil && x.Value != nil {
+		return *x.Value
+	}
+	return 0
+}
+
+func (x *ScalingMetric) GetTarget() float64 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
+}
+
+func (x *ScalingMetric) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *ScalingMetric) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // Wait says in one plain sentence what a group waits for.
 type Wait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1547,7 +1725,7 @@ type Wait struct {
 
 func (x *Wait) Reset() {
 	*x = Wait{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +1737,7 @@ func (x *Wait) String() string {
 func (*Wait) ProtoMessage() {}
 
 func (x *Wait) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +1750,7 @@ func (x *Wait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wait.ProtoReflect.Descriptor instead.
 func (*Wait) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Wait) GetText() string {
@@ -1618,7 +1796,7 @@ type WaitPart struct {
 
 func (x *WaitPart) Reset() {
 	*x = WaitPart{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1808,7 @@ func (x *WaitPart) String() string {
 func (*WaitPart) ProtoMessage() {}
 
 func (x *WaitPart) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1821,7 @@ func (x *WaitPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitPart.ProtoReflect.Descriptor instead.
 func (*WaitPart) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WaitPart) GetText() string {
@@ -1682,7 +1860,7 @@ type RolloutProgress struct {
 
 func (x *RolloutProgress) Reset() {
 	*x = RolloutProgress{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1872,7 @@ func (x *RolloutProgress) String() string {
 func (*RolloutProgress) ProtoMessage() {}
 
 func (x *RolloutProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1885,7 @@ func (x *RolloutProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutProgress.ProtoReflect.Descriptor instead.
 func (*RolloutProgress) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RolloutProgress) GetSince() *timestamppb.Timestamp {
@@ -1748,7 +1926,7 @@ type GroupHalt struct {
 
 func (x *GroupHalt) Reset() {
 	*x = GroupHalt{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1938,7 @@ func (x *GroupHalt) String() string {
 func (*GroupHalt) ProtoMessage() {}
 
 func (x *GroupHalt) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1951,7 @@ func (x *GroupHalt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupHalt.ProtoReflect.Descriptor instead.
 func (*GroupHalt) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GroupHalt) GetAt() *timestamppb.Timestamp {
@@ -1825,7 +2003,7 @@ type GroupOverride struct {
 
 func (x *GroupOverride) Reset() {
 	*x = GroupOverride{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +2015,7 @@ func (x *GroupOverride) String() string {
 func (*GroupOverride) ProtoMessage() {}
 
 func (x *GroupOverride) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +2028,7 @@ func (x *GroupOverride) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupOverride.ProtoReflect.Descriptor instead.
 func (*GroupOverride) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GroupOverride) GetPath() string {
@@ -1926,7 +2104,7 @@ type UpsertGroupRequest struct {
 
 func (x *UpsertGroupRequest) Reset() {
 	*x = UpsertGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2116,7 @@ func (x *UpsertGroupRequest) String() string {
 func (*UpsertGroupRequest) ProtoMessage() {}
 
 func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2129,7 @@ func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpsertGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UpsertGroupRequest) GetGroup() string {
@@ -2012,7 +2190,7 @@ type UpsertGroupResponse struct {
 
 func (x *UpsertGroupResponse) Reset() {
 	*x = UpsertGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2202,7 @@ func (x *UpsertGroupResponse) String() string {
 func (*UpsertGroupResponse) ProtoMessage() {}
 
 func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2215,7 @@ func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupResponse.ProtoReflect.Descriptor instead.
 func (*UpsertGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpsertGroupResponse) GetGroup() *GroupStatus {
@@ -2057,7 +2235,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2247,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2260,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -2109,7 +2287,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2299,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2312,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteGroupResponse) GetRestoredStatic() bool {
@@ -2153,7 +2331,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2343,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2356,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PauseGroupRequest) GetGroup() string {
@@ -2197,7 +2375,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2387,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2400,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PauseGroupResponse) GetGroup() *GroupStatus {
@@ -2241,7 +2419,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2431,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2444,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResumeGroupRequest) GetGroup() string {
@@ -2285,7 +2463,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2475,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2488,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
@@ -2329,7 +2507,7 @@ type RollGroupRequest struct {
 
 func (x *RollGroupRequest) Reset() {
 	*x = RollGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2519,7 @@ func (x *RollGroupRequest) String() string {
 func (*RollGroupRequest) ProtoMessage() {}
 
 func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2532,7 @@ func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
 func (*RollGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RollGroupRequest) GetGroup() string {
@@ -2373,7 +2551,7 @@ type RollGroupResponse struct {
 
 func (x *RollGroupResponse) Reset() {
 	*x = RollGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2563,7 @@ func (x *RollGroupResponse) String() string {
 func (*RollGroupResponse) ProtoMessage() {}
 
 func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2398,7 +2576,7 @@ func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
 func (*RollGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RollGroupResponse) GetGroup() *GroupStatus {
@@ -2420,7 +2598,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2610,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2623,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -2490,14 +2668,16 @@ type ExplainGroupResponse struct {
 	// What the group waits for. If the answer is about one instance, what that waits for.
 	Wait *Wait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
 	// Not set: no rollout is under way.
-	Rollout       *RolloutProgress `protobuf:"bytes,15,opt,name=rollout,proto3" json:"rollout,omitempty"`
+	Rollout *RolloutProgress `protobuf:"bytes,15,opt,name=rollout,proto3" json:"rollout,omitempty"`
+	// What the leader last decided about the size. Set only if the leader chooses it (scaling).
+	Scaling       *GroupScaling `protobuf:"bytes,20,opt,name=scaling,proto3" json:"scaling,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2689,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2702,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -2630,6 +2810,13 @@ func (x *ExplainGroupResponse) GetRollout() *RolloutProgress {
 	return nil
 }
 
+func (x *ExplainGroupResponse) GetScaling() *GroupScaling {
+	if x != nil {
+		return x.Scaling
+	}
+	return nil
+}
+
 type PlannedAction struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of action: create, mark_deleting, drain, terminate, forget, ask, push_files, register_load_balancers,
@@ -2648,7 +2835,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +2847,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +2860,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -2748,7 +2935,7 @@ type InstanceVerdict struct {
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2947,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2960,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -2876,7 +3063,7 @@ type ExplainChangeRequest struct {
 
 func (x *ExplainChangeRequest) Reset() {
 	*x = ExplainChangeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3075,7 @@ func (x *ExplainChangeRequest) String() string {
 func (*ExplainChangeRequest) ProtoMessage() {}
 
 func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3088,7 @@ func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainChangeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainChangeRequest) GetChange() isExplainChangeRequest_Change {
@@ -3084,7 +3271,7 @@ type ExplainChangeResponse struct {
 
 func (x *ExplainChangeResponse) Reset() {
 	*x = ExplainChangeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3283,7 @@ func (x *ExplainChangeResponse) String() string {
 func (*ExplainChangeResponse) ProtoMessage() {}
 
 func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3296,7 @@ func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainChangeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExplainChangeResponse) GetGroups() []*GroupChange {
@@ -3162,7 +3349,7 @@ type GroupChange struct {
 
 func (x *GroupChange) Reset() {
 	*x = GroupChange{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3361,7 @@ func (x *GroupChange) String() string {
 func (*GroupChange) ProtoMessage() {}
 
 func (x *GroupChange) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3374,7 @@ func (x *GroupChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupChange.ProtoReflect.Descriptor instead.
 func (*GroupChange) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GroupChange) GetBefore() *GroupStatus {
@@ -3224,7 +3411,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3423,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3436,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -3289,7 +3476,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3301,7 +3488,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3314,7 +3501,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -3340,7 +3527,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3539,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3552,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -3407,7 +3594,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3606,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3619,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -3460,7 +3647,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3472,7 +3659,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +3672,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -3511,7 +3698,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3710,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3723,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -3555,7 +3742,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3754,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3767,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -3599,7 +3786,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3798,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3811,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -3643,7 +3830,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3655,7 +3842,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3668,7 +3855,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -3689,7 +3876,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3888,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3901,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -3740,7 +3927,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3752,7 +3939,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3765,7 +3952,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -3784,7 +3971,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3983,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3996,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -3835,7 +4022,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4034,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4047,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -3902,7 +4089,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4101,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4114,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -3999,7 +4186,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4011,7 +4198,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4024,7 +4211,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -4288,7 +4475,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4300,7 +4487,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4313,7 +4500,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -4331,7 +4518,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4530,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4543,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 type WatchGroupsRequest struct {
@@ -4367,7 +4554,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4379,7 +4566,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4392,7 +4579,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 type WatchGroupsResponse struct {
@@ -4404,7 +4591,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +4603,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +4616,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -4452,7 +4639,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4651,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4664,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -4512,7 +4699,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4524,7 +4711,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4537,7 +4724,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -4556,7 +4743,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4755,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4768,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -4613,7 +4800,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4625,7 +4812,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4638,7 +4825,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -4705,7 +4892,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4904,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4917,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 type WatchErrorsResponse struct {
@@ -4742,7 +4929,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4754,7 +4941,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4767,7 +4954,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -4793,7 +4980,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +4992,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +5005,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -4878,7 +5065,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4890,7 +5077,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4903,7 +5090,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -4955,7 +5142,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4967,7 +5154,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4980,7 +5167,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -5022,7 +5209,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5034,7 +5221,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5047,7 +5234,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -5075,7 +5262,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5087,7 +5274,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5100,7 +5287,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -5126,7 +5313,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5138,7 +5325,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5151,7 +5338,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -5187,7 +5374,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5199,7 +5386,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5212,7 +5399,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -5311,7 +5498,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5510,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5523,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -5372,7 +5559,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5571,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5584,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -5418,7 +5605,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5617,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5630,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -5557,7 +5744,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9c\b\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd0\b\n" +
 	"\vGroupStatus\x12\x1f\n" +
 	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -5590,7 +5777,23 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\bdefaults\x18! \x03(\tB\t\x82\xb5\x18\x05plainR\bdefaults\x127\n" +
 	"\toverrides\x18\" \x03(\v2\x19.nstance.v1.GroupOverrideR\toverrides\x12-\n" +
 	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06halted\x12$\n" +
-	"\x04wait\x18* \x01(\v2\x10.nstance.v1.WaitR\x04waitJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\x9d\x01\n" +
+	"\x04wait\x18* \x01(\v2\x10.nstance.v1.WaitR\x04wait\x122\n" +
+	"\ascaling\x18- \x01(\v2\x18.nstance.v1.GroupScalingR\ascalingJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xf9\x01\n" +
+	"\fGroupScaling\x12\x1b\n" +
+	"\x03why\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x03why\x12\x16\n" +
+	"\x06wanted\x18\x02 \x01(\rR\x06wanted\x12(\n" +
+	"\n" +
+	"limited_by\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\tlimitedBy\x120\n" +
+	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12#\n" +
+	"\aproblem\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\aproblem\x123\n" +
+	"\ametrics\x18\x06 \x03(\v2\x19.nstance.v1.ScalingMetricR\ametrics\"\xa8\x01\n" +
+	"\rScalingMetric\x12\x1d\n" +
+	"\x04name\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04name\x12\x19\n" +
+	"\x05value\x18\x02 \x01(\x01H\x00R\x05value\x88\x01\x01\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\x01R\x06target\x12\x16\n" +
+	"\x06wanted\x18\x04 \x01(\rR\x06wanted\x12#\n" +
+	"\aproblem\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\aproblemB\b\n" +
+	"\x06_value\"\x9d\x01\n" +
 	"\x04Wait\x12\x1d\n" +
 	"\x04text\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x04text\x12*\n" +
 	"\x05parts\x18\x02 \x03(\v2\x14.nstance.v1.WaitPartR\x05parts\x120\n" +
@@ -5653,7 +5856,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vinstance_id\x18\x03 \x01(\tR\n" +
-	"instanceIdJ\x04\b\x02\x10\x03\"\xe8\x05\n" +
+	"instanceIdJ\x04\b\x02\x10\x03\"\x9c\x06\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -5672,7 +5875,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x1f\n" +
 	"\x05group\x18\r \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12$\n" +
 	"\x04wait\x18\x0e \x01(\v2\x10.nstance.v1.WaitR\x04wait\x125\n" +
-	"\arollout\x18\x0f \x01(\v2\x1b.nstance.v1.RolloutProgressR\arollout\"\xfd\x01\n" +
+	"\arollout\x18\x0f \x01(\v2\x1b.nstance.v1.RolloutProgressR\arollout\x122\n" +
+	"\ascaling\x18\x14 \x01(\v2\x18.nstance.v1.GroupScalingR\ascaling\"\xfd\x01\n" +
 	"\rPlannedAction\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04kind\x12*\n" +
 	"\vinstance_id\x18\x02 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
@@ -6008,7 +6212,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -6030,228 +6234,234 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ListGroupsRequest)(nil),                       // 17: nstance.v1.ListGroupsRequest
 	(*ListGroupsResponse)(nil),                      // 18: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),                             // 19: nstance.v1.GroupStatus
-	(*Wait)(nil),                                    // 20: nstance.v1.Wait
-	(*WaitPart)(nil),                                // 21: nstance.v1.WaitPart
-	(*RolloutProgress)(nil),                         // 22: nstance.v1.RolloutProgress
-	(*GroupHalt)(nil),                               // 23: nstance.v1.GroupHalt
-	(*GroupOverride)(nil),                           // 24: nstance.v1.GroupOverride
-	(*UpsertGroupRequest)(nil),                      // 25: nstance.v1.UpsertGroupRequest
-	(*UpsertGroupResponse)(nil),                     // 26: nstance.v1.UpsertGroupResponse
-	(*DeleteGroupRequest)(nil),                      // 27: nstance.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),                     // 28: nstance.v1.DeleteGroupResponse
-	(*PauseGroupRequest)(nil),                       // 29: nstance.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),                      // 30: nstance.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),                      // 31: nstance.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),                     // 32: nstance.v1.ResumeGroupResponse
-	(*RollGroupRequest)(nil),                        // 33: nstance.v1.RollGroupRequest
-	(*RollGroupResponse)(nil),                       // 34: nstance.v1.RollGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 35: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 36: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 37: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 38: nstance.v1.InstanceVerdict
-	(*ExplainChangeRequest)(nil),                    // 39: nstance.v1.ExplainChangeRequest
-	(*ExplainChangeResponse)(nil),                   // 40: nstance.v1.ExplainChangeResponse
-	(*GroupChange)(nil),                             // 41: nstance.v1.GroupChange
-	(*CreateInstanceRequest)(nil),                   // 42: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 43: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 44: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 45: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 46: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 47: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 48: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 49: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 50: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 51: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 52: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 53: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 54: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 55: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 56: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 57: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 58: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 59: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 60: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 61: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 62: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 63: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 64: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 65: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 66: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 67: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 68: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 69: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 70: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 71: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 72: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 73: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 74: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 75: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 76: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 77: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 78: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 79: google.protobuf.Duration
-	(*Metrics)(nil),               // 80: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 81: nstance.v1.HealthCheckState
+	(*GroupScaling)(nil),                            // 20: nstance.v1.GroupScaling
+	(*ScalingMetric)(nil),                           // 21: nstance.v1.ScalingMetric
+	(*Wait)(nil),                                    // 22: nstance.v1.Wait
+	(*WaitPart)(nil),                                // 23: nstance.v1.WaitPart
+	(*RolloutProgress)(nil),                         // 24: nstance.v1.RolloutProgress
+	(*GroupHalt)(nil),                               // 25: nstance.v1.GroupHalt
+	(*GroupOverride)(nil),                           // 26: nstance.v1.GroupOverride
+	(*UpsertGroupRequest)(nil),                      // 27: nstance.v1.UpsertGroupRequest
+	(*UpsertGroupResponse)(nil),                     // 28: nstance.v1.UpsertGroupResponse
+	(*DeleteGroupRequest)(nil),                      // 29: nstance.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),                     // 30: nstance.v1.DeleteGroupResponse
+	(*PauseGroupRequest)(nil),                       // 31: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 32: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 33: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 34: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 35: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 36: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 37: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 38: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 39: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 40: nstance.v1.InstanceVerdict
+	(*ExplainChangeRequest)(nil),                    // 41: nstance.v1.ExplainChangeRequest
+	(*ExplainChangeResponse)(nil),                   // 42: nstance.v1.ExplainChangeResponse
+	(*GroupChange)(nil),                             // 43: nstance.v1.GroupChange
+	(*CreateInstanceRequest)(nil),                   // 44: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 45: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 46: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 47: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 48: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 49: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 50: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 51: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 52: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 53: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceStatusRequest)(nil),                // 54: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 55: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 56: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 57: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 58: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 59: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 60: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 61: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 62: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 63: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 64: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 65: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 66: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 67: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 68: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 69: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 70: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 71: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 72: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 73: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 74: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 75: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 76: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 77: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 78: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 79: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 80: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
+	(*Metrics)(nil),               // 82: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 83: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	78,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	80,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	78,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	79,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	80,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	81,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	67,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	69,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	78,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	80,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	78,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	78,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	24,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
-	23,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	20,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
-	21,  // 16: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
-	78,  // 17: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
-	78,  // 18: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
-	78,  // 19: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
-	79,  // 20: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
-	78,  // 21: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	78,  // 22: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	78,  // 23: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	78,  // 24: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	78,  // 25: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
-	19,  // 26: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 27: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 28: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 29: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	78,  // 30: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	37,  // 31: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	78,  // 32: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	38,  // 33: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	67,  // 34: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	78,  // 35: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	78,  // 36: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	20,  // 37: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
-	22,  // 38: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
-	78,  // 39: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	78,  // 40: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	78,  // 41: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	25,  // 42: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
-	27,  // 43: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
-	29,  // 44: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
-	31,  // 45: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
-	33,  // 46: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
-	44,  // 47: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
-	48,  // 48: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
-	7,   // 49: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
-	12,  // 50: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
-	41,  // 51: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
-	8,   // 52: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
-	13,  // 53: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
-	14,  // 54: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
-	19,  // 55: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
-	19,  // 56: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
-	36,  // 57: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
-	77,  // 58: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	56,  // 59: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	56,  // 60: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19,  // 61: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	56,  // 62: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	56,  // 63: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	56,  // 64: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	56,  // 65: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	78,  // 66: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	78,  // 67: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	78,  // 68: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	78,  // 69: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	78,  // 70: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	78,  // 71: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	80,  // 72: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	78,  // 73: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	81,  // 74: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	78,  // 75: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	78,  // 76: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	61,  // 77: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 78: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 79: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	64,  // 80: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 81: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	56,  // 82: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	78,  // 83: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	78,  // 84: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	79,  // 85: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	67,  // 86: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	78,  // 87: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	78,  // 88: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	68,  // 89: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	78,  // 90: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	73,  // 91: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	68,  // 92: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	73,  // 93: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	78,  // 94: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	74,  // 95: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	78,  // 96: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 97: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 98: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 99: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 100: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 101: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 102: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 103: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	25,  // 104: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	27,  // 105: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	29,  // 106: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	31,  // 107: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	33,  // 108: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	35,  // 109: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	39,  // 110: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
-	42,  // 111: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	44,  // 112: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	46,  // 113: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	48,  // 114: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	50,  // 115: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	52,  // 116: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	54,  // 117: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	57,  // 118: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	59,  // 119: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	62,  // 120: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	65,  // 121: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	69,  // 122: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	71,  // 123: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	75,  // 124: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 125: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 126: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 127: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 128: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 129: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 130: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 131: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	26,  // 132: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	28,  // 133: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	30,  // 134: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	32,  // 135: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	34,  // 136: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	36,  // 137: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	40,  // 138: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	43,  // 139: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	45,  // 140: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	47,  // 141: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	49,  // 142: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	51,  // 143: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	53,  // 144: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	55,  // 145: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	58,  // 146: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	60,  // 147: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	63,  // 148: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	66,  // 149: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	70,  // 150: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	72,  // 151: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	76,  // 152: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	125, // [125:153] is the sub-list for method output_type
-	97,  // [97:125] is the sub-list for method input_type
-	97,  // [97:97] is the sub-list for extension type_name
-	97,  // [97:97] is the sub-list for extension extendee
-	0,   // [0:97] is the sub-list for field type_name
+	80,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	80,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	26,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
+	25,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
+	22,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
+	20,  // 16: nstance.v1.GroupStatus.scaling:type_name -> nstance.v1.GroupScaling
+	80,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
+	21,  // 18: nstance.v1.GroupScaling.metrics:type_name -> nstance.v1.ScalingMetric
+	23,  // 19: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
+	80,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
+	80,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
+	80,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
+	81,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
+	80,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	80,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	80,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	80,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	80,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	19,  // 29: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 30: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 31: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 32: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	80,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	39,  // 34: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	80,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	40,  // 36: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	69,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	80,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	80,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	22,  // 40: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
+	24,  // 41: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
+	20,  // 42: nstance.v1.ExplainGroupResponse.scaling:type_name -> nstance.v1.GroupScaling
+	80,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	80,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	80,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	27,  // 46: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
+	29,  // 47: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
+	31,  // 48: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
+	33,  // 49: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
+	35,  // 50: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
+	46,  // 51: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
+	50,  // 52: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
+	7,   // 53: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
+	12,  // 54: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
+	43,  // 55: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
+	8,   // 56: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
+	13,  // 57: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
+	14,  // 58: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 59: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
+	19,  // 60: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
+	38,  // 61: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
+	79,  // 62: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	58,  // 63: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	58,  // 64: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 65: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	58,  // 66: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	58,  // 67: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	58,  // 68: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	58,  // 69: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	80,  // 70: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	80,  // 71: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	80,  // 72: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	80,  // 73: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	80,  // 74: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	80,  // 75: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	82,  // 76: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	80,  // 77: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	83,  // 78: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	80,  // 79: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	80,  // 80: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	63,  // 81: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 82: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 83: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	66,  // 84: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 85: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	58,  // 86: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	80,  // 87: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	80,  // 88: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	81,  // 89: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	69,  // 90: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	80,  // 91: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	80,  // 92: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	70,  // 93: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	80,  // 94: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	75,  // 95: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	70,  // 96: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	75,  // 97: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	80,  // 98: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	76,  // 99: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	80,  // 100: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 101: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 102: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 103: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 104: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 105: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 106: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 107: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	27,  // 108: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	29,  // 109: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	31,  // 110: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	33,  // 111: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	35,  // 112: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	37,  // 113: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	41,  // 114: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	44,  // 115: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	46,  // 116: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	48,  // 117: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	50,  // 118: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	52,  // 119: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	54,  // 120: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	56,  // 121: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	59,  // 122: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	61,  // 123: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	64,  // 124: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	67,  // 125: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	71,  // 126: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	73,  // 127: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	77,  // 128: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 129: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 130: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 131: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 132: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 133: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 134: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 135: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	28,  // 136: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	30,  // 137: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	32,  // 138: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	34,  // 139: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	36,  // 140: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	38,  // 141: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	42,  // 142: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	45,  // 143: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	47,  // 144: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	49,  // 145: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	51,  // 146: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	53,  // 147: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	55,  // 148: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	57,  // 149: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	60,  // 150: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	62,  // 151: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	65,  // 152: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	68,  // 153: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	72,  // 154: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	74,  // 155: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	78,  // 156: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	129, // [129:157] is the sub-list for method output_type
+	101, // [101:129] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -6261,8 +6471,9 @@ func file_nstance_v1_operator_proto_init() {
 	}
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_options_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[22].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[36].OneofWrappers = []any{
+	file_nstance_v1_operator_proto_msgTypes[18].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[24].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[38].OneofWrappers = []any{
 		(*ExplainChangeRequest_UpsertGroup)(nil),
 		(*ExplainChangeRequest_DeleteGroup)(nil),
 		(*ExplainChangeRequest_PauseGroup)(nil),
@@ -6274,14 +6485,14 @@ func file_nstance_v1_operator_proto_init() {
 		(*ExplainChangeRequest_ConfirmOrphans)(nil),
 		(*ExplainChangeRequest_Configuration)(nil),
 	}
-	file_nstance_v1_operator_proto_msgTypes[41].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[43].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   75,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -45,7 +45,7 @@ type GroupView struct {
 	BlockedUntil               time.Time // when the reason ends by time alone; zero: unknown
 	RolloutWaits               string    // why outdated instances are not replaced now
 	Backoff                    plan.Backoff
-	Wait                       plan.Wait // what the group waited for when it was planned last
+	Wait                       plan.Wait             // what the group waited for when it was planned last
 	Scaled                     *plan.ScalingDecision // the last choice of the group's size; nil: none
 }
 
