@@ -209,10 +209,10 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 		size, d.LimitedBy, d.Until = in.Size, "down.stabilization", opens
 	}
 	// Rule 75.
-	if most := in.Size + step(p.Up.MaxStep, in.Size); size > most {
+	if most := in.Size + largestStep(p.Up.MaxStep, in.Size); size > most {
 		size, d.LimitedBy, d.Until = most, "up.max_step", in.Now.Add(ScalingEvery)
 	}
-	if least := in.Size - step(p.Down.MaxStep, in.Size); size < least {
+	if least := in.Size - largestStep(p.Down.MaxStep, in.Size); size < least {
 		size, d.LimitedBy, d.Until = least, "down.max_step", in.Now.Add(ScalingEvery)
 	}
 	if next := in.ChangedAt.Add(scalingPause); size != in.Size && in.Now.Before(next) && !in.ChangedAt.IsZero() {
@@ -227,8 +227,8 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 	d.Size = size
 }
 
-// step returns by how many instances a size may change at once: at least one.
-func step(text string, size int) int {
+// largestStep returns by how many instances a size may change at once: at least one.
+func largestStep(text string, size int) int {
 	limit, err := config.ParseLimit(text) // validated before
 	if err != nil {
 		return math.MaxInt32
