@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -24,7 +23,9 @@ func multiAZ(t *testing.T, calls *ledger) {
 		"web_commands": scenario.WebCommands,
 		"config": map[string]any{"server": map[string]any{
 			"health_check_interval": "2s", "default_drain_timeout": "1m",
-			"garbage_collection": map[string]any{"interval": "5s"}}},
+			"garbage_collection": map[string]any{"interval": "5s"}},
+			"groups": map[string]any{"default": map[string]any{"web": map[string]any{
+				"preserve": scenario.Preserving()}}}},
 	}
 	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", vars)
 	stack.Apply(t)
@@ -43,8 +44,9 @@ func multiAZ(t *testing.T, calls *ledger) {
 	balanced(t, l, 3)
 	f := &fleet{Lab: l, cluster: "trio", shard: shards["us-west-2c"]}
 	f.open(t, stack)
-	f.scenario().ReplacesUnhealthyInBalancer(t, 1, f.askedForHealth, l.Machines.Exec)
-	f.waitedForBalancer(t)
+	f.scenario().PreservesUnhealthyInBalancer(t, 1, f.operator(t), scenario.Balancer{
+		Asked: func() int { return f.called("DescribeTargetHealth") },
+		Left:  func() int { return f.called("DeregisterTargets") }, Exec: l.Machines.Exec})
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
@@ -89,30 +91,14 @@ func multiAZ(t *testing.T, calls *ledger) {
 	}
 }
 
-// askedForHealth returns how often the shard's servers have asked a load balancer for the health of its targets.
-func (f *fleet) askedForHealth() int { return len(f.called("DescribeTargetHealth")) }
-
-// called returns when the shard's servers made the calls of an action.
-func (f *fleet) called(action string) (times []time.Time) {
+// called returns how often the shard's servers have called an action.
+func (f *fleet) called(action string) (n int) {
 	for _, call := range f.Cloud.Calls() {
 		if call.Action == action && call.Principal.Role == f.cluster+"-nstance-server-"+f.shard.ID {
-			times = append(times, call.Time)
+			n++
 		}
 	}
-	return times
-}
-
-// waitedForBalancer checks that the shard's first drain lasted for the deregistration delay of the module's target
-// groups, 30 s, and not until the deadline.
-func (f *fleet) waitedForBalancer(t *testing.T) {
-	t.Helper()
-	removed, terminated := f.called("DeregisterTargets"), f.called("TerminateInstances")
-	if len(removed) == 0 || len(terminated) == 0 {
-		t.Fatalf("targets deregistered at %v, VMs terminated at %v", removed, terminated)
-	}
-	if took := terminated[0].Sub(removed[0]); took < 30*time.Second || took > 45*time.Second {
-		t.Errorf("the VM was terminated %s after its deregistration, want 30 s", took)
-	}
+	return n
 }
 
 // balanced waits until the load balancers have the given number of targets, and all targets pass their health checks.

@@ -70,7 +70,7 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 // the leader for the CPUs and the memory of an instance type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
-	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
+	operator := f.operator(t)
 	lab.KeepRefreshing(t, operator, func(ctx context.Context) {
 		size, err := operator.GetInstanceType(ctx, &nstancev1.GetInstanceTypeRequest{InstanceType: "t3.small"})
 		if err == nil && (size.GetCpus() != 2 || size.GetMemoryMib() != 2048) {
@@ -79,13 +79,22 @@ func (f *fleet) refresh(t *testing.T) {
 	})
 }
 
+// operator connects to the leader as a new operator.
+func (f *fleet) operator(t *testing.T) nstancev1.OperatorServiceClient {
+	t.Helper()
+	return f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
+}
+
 func singleShard(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
 	config := scenario.Hooked()
+	workers := config["groups"].(map[string]any)["default"].(map[string]any)["workers"].(map[string]any)
+	workers["preserve"], workers["rollout"] = scenario.Preserving(), scenario.RollingBack()
+	timeouts := map[string]any{"interval": "5s"}
 	config["server"] = map[string]any{
 		"health_check_interval": "2s", "default_drain_timeout": "1s",
-		"garbage_collection": map[string]any{"interval": "5s"},
+		"garbage_collection": timeouts,
 		// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
 		// escaped here.
 		"attestation": map[string]any{"method": "aws-iid",
@@ -157,6 +166,15 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	// A VM dies without notice.
 	f.scenario().ReplacesKilled(t, 2)
+
+	// The VMs get an image without an agent. This must be undone.
+	f.scenario().UndoesRollout(t, stack, func(bad bool) {
+		vars["agent_ami"] = lab.AgentAMI
+		delete(timeouts, "registration_timeout")
+		if bad {
+			vars["agent_ami"], timeouts["registration_timeout"] = lab.ServerAMI, "40s"
+		}
+	}, f.operator(t))
 
 	// The group's arguments change. The plan must mention the group, and apply must replace the group's VMs.
 	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)

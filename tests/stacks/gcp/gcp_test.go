@@ -321,9 +321,13 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
 	c.abandonKey(t, "nstance-duo-")
 	before := c.Inventory()
+	balanced := maps.Clone(server)
+	balanced["default_drain_timeout"] = "1m" // the drain ends after the deregistration delay
+	preserving := map[string]any{"default": map[string]any{"workers": map[string]any{
+		"preserve": scenario.Preserving()}}}
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
 		"zones":  map[string]any{"us-central1-a": 0, "us-central1-b": 1},
-		"config": map[string]any{"server": server}, "server_ready_timeout": 40,
+		"config": map[string]any{"server": balanced, "groups": preserving}, "server_ready_timeout": 40,
 		"worker_commands": scenario.WebCommands, "load_balancer_health": true}
 	stack := lab.NewStack(t, cli(t, *terraformFlag), "gcp/multi-zone", vars, "", c.environment)
 	stack.Apply(t)
@@ -355,7 +359,10 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 		"nstance-duo-"); !strings.Contains(servers, "us-central1-a="+s.LeaderIP+":8993") {
 		t.Errorf("the page's commands set the servers %q", servers)
 	}
-	s.ReplacesUnhealthyInBalancer(t, 1, func() int { return c.asked("us-central1-a") }, c.machines.Exec)
+	s.PreservesUnhealthyInBalancer(t, 1, lab.NewOperator(t, s.State, "duo", s.LeaderIP, s.Dial), scenario.Balancer{
+		Asked: func() int { return c.called("us-central1-a", "compute.regionBackendServices.getHealth") },
+		Left:  func() int { return c.called("us-central1-a", "compute.instanceGroups.removeInstances") },
+		Exec:  c.machines.Exec})
 	leader := zone.leader()
 	zone.Kill(leader)
 	lab.Eventually(t, scenario.Soon, "the standby leads behind the address of the load balancer", func() string {

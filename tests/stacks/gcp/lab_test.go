@@ -173,10 +173,10 @@ func (c *cloud) addCalls(calls *scenario.Ledger) {
 	}
 }
 
-// asked returns how often the servers of a shard have asked a load balancer for the health of its members.
-func (c *cloud) asked(shard string) (n int) {
+// called returns how often the servers of a shard have called a method.
+func (c *cloud) called(shard, method string) (n int) {
 	for _, call := range c.Calls() {
-		if call.Method == "compute.regionBackendServices.getHealth" && strings.Contains(call.Identity, shard) {
+		if call.Method == method && strings.Contains(call.Identity, shard) {
 			n++
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -65,23 +66,32 @@ func (s *Shard) Healthy(t *testing.T) {
 // Health requests the page /health at the shard's fixed address, where the leader answers. It returns "" if the leader
 // is healthy, and otherwise what is wrong.
 func (s *Shard) Health(dial func(ctx context.Context, network, address string) (net.Conn, error)) string {
+	if _, err := s.get("/health", dial); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// get requests a page at the shard's fixed address.
+func (s *Shard) get(path string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (string,
+	error) {
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: dial}}
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet,
-		"http://"+net.JoinHostPort(s.LeaderIP, "8990")+"/health", nil)
+		"http://"+net.JoinHostPort(s.LeaderIP, "8990")+path, nil)
 	if err != nil {
-		return err.Error()
+		return "", err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return err.Error()
+		return "", err
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Sprintf("%d %s %v", resp.StatusCode, body, err)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%d %s", resp.StatusCode, body)
 	}
-	return ""
+	return string(body), err
 }
 
 // Settled waits until the shard has the given number of VMs, each with a registered agent, and none of the VMs in
@@ -238,40 +248,107 @@ func (s *Shard) ReplacesMaintained(t *testing.T, size int) {
 var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &",
 	"echo $! >/run/web.pid"}
 
-// ReplacesUnhealthyInBalancer ends the web server of a VM whose group uses the health checks of a load balancer. The VM
-// must be replaced although the VM's agent reports no problem. "asked" returns how often the servers have asked the
-// load balancer. "exec" runs a command on a VM.
-func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
-	exec func(id string, command ...string) (string, error)) {
+// Preserving returns the setting of a group that preserves one failed instance.
+func Preserving() map[string]any { return map[string]any{"max": 1, "for": "1h"} }
+
+// Balancer is what [Shard.PreservesUnhealthyInBalancer] must know of a cloud.
+type Balancer struct {
+	// Asked and Left return how often the servers have asked the load balancer for the health of its members, and have
+	// removed a member.
+	Asked, Left func() int
+	// Exec runs a command on a VM.
+	Exec func(id string, command ...string) (string, error)
+}
+
+// deregistrationDelay is the deregistration delay of the load balancers in the examples.
+const deregistrationDelay = 30 * time.Second
+
+// PreservesUnhealthyInBalancer ends the web server of a VM whose group uses the health checks of a load balancer and is
+// [Preserving]. The VM must be replaced although the VM's agent reports no problem. It must then leave the load
+// balancer and keep running until the operator releases it. Its deregistration delay begins when it leaves the load
+// balancer.
+func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator nstancev1.OperatorServiceClient,
+	b Balancer) {
 	t.Helper()
 	// The leader must first learn that the load balancer calls the VM healthy. Until then, the leader waits several
 	// minutes before it replaces a new VM.
-	before := asked()
+	before, left := b.Asked(), b.Left()
 	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
-		if n := asked(); n < before+2 {
+		if n := b.Asked(); n < before+2 {
 			return fmt.Sprintf("%d times, %d before", n, before)
 		}
 		return ""
 	})
 	victim := s.Workers()[0]
-	if out, err := exec(victim, "sh", "-c", "kill $(cat /run/web.pid)"); err != nil {
+	if out, err := b.Exec(victim, "sh", "-c", "kill $(cat /run/web.pid)"); err != nil {
 		t.Fatalf("end the web server: %v\n%s", err, out)
 	}
-	lab.Eventually(t, 2*Soon, victim+" is deleted for its load balancer", func() string {
-		var reason string
-		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
-			if instance.ProviderID == victim {
-				reason = instance.DeleteReason
-			}
-		}); err != nil {
-			return err.Error()
-		}
-		if !strings.Contains(reason, "it is unhealthy in load balancer web: ") {
-			return fmt.Sprintf("the reason of its deletion is %q", reason)
+	kept := s.preserved(t, victim, "it is unhealthy in load balancer web: ", operator)
+	lab.Eventually(t, Soon, victim+" has left the load balancer", func() string {
+		if n := b.Left(); n == left {
+			return fmt.Sprintf("%d removals", n)
 		}
 		return ""
 	})
-	s.Settled(t, size, []string{victim})
+	if now := s.Workers(); len(now) != size+1 || !slices.Contains(now, victim) {
+		t.Errorf("the VMs are %v, want %d and %s, which is preserved", now, size, victim)
+	}
+	gone := s.releases(t, size, victim, operator)
+	if took := gone.DeletedAt.Sub(kept.Preserved.At); took < deregistrationDelay ||
+		gone.DeletedAt.Sub(gone.DeletingAt) > deregistrationDelay+15*time.Second {
+		t.Errorf("the VM left the load balancer at %s, was released at %s and ended at %s, its delay is %s",
+			kept.Preserved.At, gone.DeletingAt, gone.DeletedAt, deregistrationDelay)
+	}
+}
+
+// preserved waits until an instance is preserved for a reason, and checks that the operator lists it and nothing else.
+func (s *Shard) preserved(t *testing.T, victim, reason string,
+	operator nstancev1.OperatorServiceClient) record.Instance {
+	t.Helper()
+	var kept record.Instance
+	lab.Eventually(t, 2*Soon, victim+" is preserved because "+reason, func() string {
+		kept = s.find(t, victim)
+		if kept.Preserved == nil || !strings.Contains(kept.Preserved.Reason, reason) {
+			return fmt.Sprintf("preserved: %+v, deleted: %q", kept.Preserved, kept.DeleteReason)
+		}
+		return ""
+	})
+	all, err := operator.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Preserved: true})
+	if err != nil || len(all.GetInstances()) != 1 || all.GetInstances()[0].GetInstanceId() != kept.ID.String() {
+		t.Errorf("the preserved instances are %v, want %s: %v", all.GetInstances(), kept.ID, err)
+	}
+	return kept
+}
+
+// find returns the record of a VM's instance. It is empty if there is none.
+func (s *Shard) find(t *testing.T, vm string) (found record.Instance) {
+	t.Helper()
+	if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+		if instance.ProviderID == vm {
+			found = instance
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	return found
+}
+
+// releases releases a preserved instance, and returns its tombstone.
+func (s *Shard) releases(t *testing.T, size int, vm string, operator nstancev1.OperatorServiceClient) record.Instance {
+	t.Helper()
+	if _, err := operator.ReleaseInstance(t.Context(), &nstancev1.ReleaseInstanceRequest{
+		InstanceId: s.find(t, vm).ID.String()}); err != nil {
+		t.Fatal(err)
+	}
+	s.Settled(t, size, []string{vm})
+	var gone record.Instance
+	lab.Eventually(t, Soon, vm+" is deleted", func() string {
+		if gone = s.find(t, vm); gone.State != record.Deleted {
+			return string(gone.State)
+		}
+		return ""
+	})
+	return gone
 }
 
 // OutlivesServers scales the servers to zero and back. Meanwhile, the VMs must continue to run. The new server must
@@ -298,6 +375,78 @@ func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]
 		if !slices.Contains(s.Workers(), id) {
 			t.Errorf("the VM %s, which outlived the server, was replaced", id)
 		}
+	}
+}
+
+// RollingBack returns the settings of a rollout that a failed instance halts and undoes.
+func RollingBack() map[string]any {
+	return map[string]any{"halt_on_failures": 1, "on_halt": "rollback"}
+}
+
+// UndoesRollout applies a configuration of the VMs with which no agent registers, and later a correct one. The function
+// change sets one of them in the stack. The group must be [RollingBack] and [Preserving]. It must halt, return to its
+// good configuration and say so, and keep its VMs and the one that failed.
+func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bool),
+	operator nstancev1.OperatorServiceClient) {
+	t.Helper()
+	lab.Eventually(t, 2*Soon, "the configuration is stored as good", func() string {
+		stored, err := s.State.ReadRollout(t.Context(), "default", "workers")
+		if err != nil || stored.Good == nil {
+			return fmt.Sprintf("%+v, %v", stored, err)
+		}
+		return ""
+	})
+	old := s.Workers()
+	change(true)
+	stack.Apply(t)
+	halted := func() (string, bool) {
+		all, err := operator.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+		if err != nil || len(all.GetGroups()) != 1 {
+			return fmt.Sprintf("%v, %v", all.GetGroups(), err), false
+		}
+		halt := all.GetGroups()[0].GetHalted()
+		return halt.GetMessage(), halt.GetRolledBackTo() != nil
+	}
+	lab.Eventually(t, 2*Soon, "the group has returned to its good configuration", func() string {
+		if message, back := halted(); !back {
+			return "it has not: " + message
+		}
+		return ""
+	})
+	var failed string
+	lab.Eventually(t, Soon, "the VM that failed runs beside the others", func() string {
+		now := s.Workers()
+		if len(now) != len(old)+1 {
+			return fmt.Sprintf("VMs %v, before %v", now, old)
+		}
+		failed = slices.DeleteFunc(now, func(id string) bool { return slices.Contains(old, id) })[0]
+		return ""
+	})
+	s.preserved(t, failed, "its agent did not register in time", operator)
+	const metric = `kind="rollout_halted",shard=`
+	lab.Eventually(t, Soon, "the alert rollout_halted", func() string {
+		text, err := s.get("/metrics", s.Dial)
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, metric) && strings.HasSuffix(line, " 1\n") {
+				return ""
+			}
+		}
+		return fmt.Sprintf("no line with %s, %v", metric, err)
+	})
+	if code, output := stack.Plan(t); code != 0 || !strings.Contains(output, "runs its last good configuration") ||
+		!strings.Contains(output, "the group runs the configuration of") ||
+		!strings.Contains(output, "its agent did not register in time") {
+		t.Errorf("the plan of a group that has returned: exit code %d, want 0 and a warning:\n%s", code, output)
+	}
+	s.releases(t, len(old), failed, operator)
+	change(false)
+	stack.Apply(t)
+	lab.Eventually(t, Soon, "the halt ends", func() string {
+		message, _ := halted()
+		return message
+	})
+	if now := s.Workers(); !slices.Equal(now, old) {
+		t.Errorf("the VMs are %v, want %v, as before", now, old)
 	}
 }
 
