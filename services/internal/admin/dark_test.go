@@ -67,7 +67,7 @@ func TestLastKnown(t *testing.T) {
 		"group status workers":             {"2 desired, 2 recorded; only a leader knows how many are healthy"},
 		"instance describe " + ids[1][10:]: {ids[1], "registered", "silent", "stream closed"},
 		"events --kind instance_lost":      {"instance lost   workers   …" + ids[1][24:] + "     stream closed"},
-		"explain group workers": {"Blocked", "the shard has no leader, so nothing is planned or done",
+		"explain group workers": {"the shard has no leader, so nothing is planned or done",
 			"backoff: no capacity",
 			ids[0] + "   registered   healthy"},
 		"explain instance " + ids[0]: {ids[0] + "   registered   healthy"},
