@@ -50,6 +50,10 @@ func aws(args []string) int {
 		fmt.Fprintf(os.Stderr, "aws: error: Unknown options: %q\n", args)
 		return 252
 	}
+	if err := exec.Command("session-manager-plugin", "--version").Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "\nSessionManagerPlugin is not found. Please refer to SessionManager Documentation")
+		return 255
+	}
 	signal.Ignore(syscall.SIGINT)
 	cmd := exec.Command("session-manager-plugin")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -61,7 +65,11 @@ func aws(args []string) int {
 }
 
 // plugin behaves as AWS's Session Manager plugin does in a session of aws.
-func plugin([]string) int {
+func plugin(args []string) int {
+	if slices.Equal(args, []string{"--version"}) {
+		fmt.Println("1.2.707.0")
+		return 0
+	}
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGINT)
 	fmt.Print("\nStarting session with SessionId: alice-0123\n")
@@ -256,7 +264,7 @@ func TestFailures(t *testing.T) {
 		"no program":    {way: "ssm:" + ec2, want: "aws is not on PATH", advice: "install the AWS CLI"},
 		"no gcloud":     {way: "iap:" + gce, want: "gcloud is not on PATH", advice: "install the Google"},
 		"no ssh":        {way: "ssh:bastion", want: "ssh is not on PATH", advice: "install the client"},
-		"no plugin":     {way: "ssm:" + ec2, tools: []string{"aws"}, want: "session-manager-plugin", advice: "work?"},
+		"no plugin":     {way: "ssm:" + ec2, tools: []string{"aws"}, want: "SessionManagerPlugin is not found", advice: "work?"},
 		"not connected": {way: "ssm:i-0bad", tools: []string{"aws"}, want: "exit status 254: An error occurred"},
 		"no server": {way: "ssm:" + ec2, tools: []string{"aws", "session-manager-plugin"}, closed: true,
 			want: "Connection to destination port failed"},

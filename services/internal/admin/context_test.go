@@ -50,6 +50,16 @@ func TestContexts(t *testing.T) {
 	if out := cli.must(t, "context", "list"); !strings.Contains(out, "*   a") || !strings.Contains(out, "both") {
 		t.Error(out)
 	}
+	// A way to a shard whose own address nothing answers. It belongs to the addresses of the context.
+	writeFile(t, file, []byte("current: laptop\ncontexts:\n  laptop:\n    servers: us-a=127.0.0.1:1\n    via: "+first+
+		"\n    identity_dir: "+identity+"\n"))
+	cli.env[envContext] = ""
+	if out := cli.must(t, "status"); !strings.Contains(out, "us-a") {
+		t.Error(out)
+	}
+	if out := cli.must(t, "status", "--servers", second); !strings.Contains(out, "us-b") {
+		t.Error(out)
+	}
 	cli.env[envContext] = "gone"
 	if _, stderr, code := cli.run(t, "config", "status"); code != exitFailure ||
 		!strings.Contains(stderr, "context list") {

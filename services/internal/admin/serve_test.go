@@ -12,7 +12,7 @@ import (
 )
 
 // TestServe shows that the command serves the API and the page until it is stopped, and then exits with 0. The log
-// names the client of a change.
+// names the client of a change. Through tunnels, the same works for shards whose own addresses nothing answers.
 func TestServe(t *testing.T) {
 	cli, _, _, _ := shards(t)
 	tokens := filepath.Join(t.TempDir(), "tokens")
@@ -25,6 +25,8 @@ func TestServe(t *testing.T) {
 		{[]string{"serve", "--bind", "127.0.0.1:0"}, "", "local"},
 		{[]string{"serve", "--bind", ":0", "--insecure", "--token-file", tokens},
 			"Bearer alices-token-of-24-chars", "alice"},
+		{[]string{"serve", "--bind", "127.0.0.1:0", "--servers", "us-a=127.0.0.1:1,us-b=127.0.0.1:1", "--via",
+			cli.env[envServers]}, "", "local"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		listening := make(chan struct{})
