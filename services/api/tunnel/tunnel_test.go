@@ -260,11 +260,12 @@ func TestFailures(t *testing.T) {
 		tools             []string
 		closed            bool // the server
 	}{
-		"no port":       {way: "127.0.0.1:1", want: "via 127.0.0.1:1: dial tcp", advice: "forwards this port"},
-		"no program":    {way: "ssm:" + ec2, want: "aws is not on PATH", advice: "install the AWS CLI"},
-		"no gcloud":     {way: "iap:" + gce, want: "gcloud is not on PATH", advice: "install the Google"},
-		"no ssh":        {way: "ssh:bastion", want: "ssh is not on PATH", advice: "install the client"},
-		"no plugin":     {way: "ssm:" + ec2, tools: []string{"aws"}, want: "SessionManagerPlugin is not found", advice: "work?"},
+		"no port":    {way: "127.0.0.1:1", want: "via 127.0.0.1:1: dial tcp", advice: "forwards this port"},
+		"no program": {way: "ssm:" + ec2, want: "aws is not on PATH", advice: "install the AWS CLI"},
+		"no gcloud":  {way: "iap:" + gce, want: "gcloud is not on PATH", advice: "install the Google"},
+		"no ssh":     {way: "ssh:bastion", want: "ssh is not on PATH", advice: "install the client"},
+		"no plugin": {way: "ssm:" + ec2, tools: []string{"aws"}, want: "SessionManagerPlugin is not found",
+			advice: "work?"},
 		"not connected": {way: "ssm:i-0bad", tools: []string{"aws"}, want: "exit status 254: An error occurred"},
 		"no server": {way: "ssm:" + ec2, tools: []string{"aws", "session-manager-plugin"}, closed: true,
 			want: "Connection to destination port failed"},

@@ -164,8 +164,8 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						},
 					},
 					"via": schema.MapAttribute{
-						MarkdownDescription: "Ways to the servers of shards that this machine cannot reach, by shard: " +
-							tunnel.Forms + ". The server's certificate is verified for its own address. " +
+						MarkdownDescription: "Ways to the servers of shards that this machine cannot reach, by " +
+							"shard: " + tunnel.Forms + ". The server's certificate is verified for its own address. " +
 							"Default: the variable `" + viaVariable + "`.",
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{

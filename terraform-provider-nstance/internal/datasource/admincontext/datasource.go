@@ -72,8 +72,9 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 			"name":       needed("Name of the context, such as that of the cluster."),
 			"cluster_id": text("Name of the cluster. Default: the name of the context."),
 			"servers": schema.MapAttribute{
-				MarkdownDescription: "Operator addresses by shard, each `host:port`, or several with commas." + byDefault,
-				ElementType:         types.StringType, Optional: true},
+				MarkdownDescription: "Operator addresses by shard, each `host:port`, or several with commas." +
+					byDefault,
+				ElementType: types.StringType, Optional: true},
 			"via": schema.MapAttribute{
 				MarkdownDescription: "Ways to servers that a laptop cannot reach, by shard: " + tunnel.Forms + ".",
 				ElementType:         types.StringType, Optional: true},
@@ -100,7 +101,7 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 				MarkdownDescription: "Where the encryption key is. Not the key itself." + byDefault, Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": needed("Where the key is kept."),
-					"source":   text("Name of the environment variable, path of the file, or name or ARN of the secret."),
+					"source":   text("Name of the environment variable, path of the file, or name of the secret."),
 				}},
 			"json": schema.StringAttribute{Computed: true,
 				MarkdownDescription: "The context in JSON, for `nstance-admin context import`."},
