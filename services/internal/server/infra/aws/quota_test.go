@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
+	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
@@ -98,9 +100,10 @@ func TestKeyWithoutPermissionIsNamed(t *testing.T) {
 
 func TestUnusableKeyIsNamed(t *testing.T) {
 	r := newTestCloud(t)
-	p := r.open(nil)
+	p := r.open(func(cfg *aws.Config) { cfg.EC2 = r.root }) // which may use the key
 	const code, message = "Client.InvalidKMSKey.InvalidState", "The KMS key provided is in an incorrect state"
 	const arn = "arn:aws:kms:us-west-2:123456789012:key/1234abcd"
+	r.cloud.EC2().AddKey(fake.Key{ARN: arn})
 	for name, c := range map[string]struct {
 		ebs  map[string]any
 		want string
