@@ -340,7 +340,8 @@ func (s *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 	g := s.groups[key]
 	if g == nil {
-		g = &group{unknown: true, Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
+		g = &group{unknown: true, Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template,
+			Kind:         rec.Kind,
 			Drain:        s.defaults.templates[rec.Template].Drain,
 			DrainTimeout: config.Duration(s.defaults.drain), LoadBalancers: slices.Sorted(
 				maps.Keys(s.defaults.balancers))}}
