@@ -97,7 +97,7 @@ func (s *story) leaderChapters() []chapter {
 			doctor: []string{"leader", "ports of server-", "operator port in --servers"}},
 		commands: []expectation{
 			{"status", true, []string{"connection refused"}},
-			{"doctor", true, []string{"dev-1 has no leader since", "a takeover is possible", "no port answers", "journalctl -u nstance-server", "ports of server-"}},
+			{"doctor", true, []string{"dev-1 has no leader; server-", "a takeover is possible", "no port answers", "journalctl -u nstance-server", "ports of server-"}},
 			{"support", false, []string{"shards/dev-1/events.json", "leader of shard dev-1", "bundle.tar.gz: "}},
 		},
 	}}

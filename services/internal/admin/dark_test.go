@@ -126,7 +126,7 @@ func TestDoctorWithoutAServer(t *testing.T) {
 	p.putLock(t)
 	stdout, stderr, code := p.run(t, p.args("doctor", "--shard", "dev-1")...)
 	verdict, rest, _ := strings.Cut(stdout, "\n")
-	if code != exitFailure || !strings.HasPrefix(verdict, "dev-1 has no leader since ") ||
+	if code != exitFailure || !strings.HasPrefix(verdict, "dev-1 has no leader; server-1 wrote the lock last, at ") ||
 		!strings.Contains(strings.Join(strings.Fields(stdout), " "), "; a takeover is possible from ") {
 		t.Errorf("%d\n%s%s", code, stdout, stderr)
 	}
@@ -145,7 +145,7 @@ func TestDoctorWithoutAServer(t *testing.T) {
 	}
 	stdout, _, _ = p.run(t, p.args("doctor", "--shard", "dev-1", "-o", "json")...)
 	got := parse[diagnosis](t, stdout)
-	if !strings.HasPrefix(got.Verdict, "dev-1 has no leader since ") || got.Findings[0].Check != "leader" ||
+	if !strings.HasPrefix(got.Verdict, "dev-1 has no leader; server-1 wrote the lock last, at ") || got.Findings[0].Check != "leader" ||
 		got.Findings[0].Status != problem {
 		t.Errorf("%+v", got)
 	}

@@ -123,8 +123,12 @@ func (a *app) checkPort(ctx context.Context, o doctorOptions, check, addr string
 		return finding{check, problem, "open, but it does not answer with TLS: " + err.Error(),
 			"if it is a port of nstance-server, its process hangs: ps -o stat (T is stopped), then restart it"}, nil
 	}
-	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0, "restart the server: it gets a "+
-		"certificate when it starts, and renews it while its clock and the CA are right"), nil
+	found := a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0, "restart the server: it gets a "+
+		"certificate when it starts, and renews it while its clock and the CA are right")
+	if found.Status == ok {
+		found.Result = "open; the certificate of its server ends" + strings.TrimPrefix(found.Result, "it ends")
+	}
+	return found, nil
 }
 
 // runbooks is the address of the pages about alerts.
@@ -183,6 +187,8 @@ func judgeLeader(held holding, got asked, ports []finding) (finding, []finding) 
 			got.status.GetTerm()), ""}, ports
 	case f.Status == problem && got.err.NoAnswer():
 		f.Result += "; " + got.err.Message
+	case f.Status == skipped && got.err.NoAnswer():
+		return finding{"leader", problem, "no server answers as the leader: " + got.err.Message, logs}, ports
 	case got.err.NoAnswer():
 		f = finding{"leader", problem, semicolons(f.Result, held.takeover(),
 			"no server answers as the leader: "+got.err.Message), logs}
@@ -204,10 +210,13 @@ func semicolons(texts ...string) string {
 func (a *app) verdict(shard string, leader finding, held holding, found []finding) string {
 	bad := problemsIn(found)
 	switch {
+	case leader.Status == problem && held.found.Status == skipped:
+		return shard + " has no leader, and the bucket cannot be read from here."
 	case leader.Status == problem && held.written.IsZero():
 		return shard + " has no leader: " + leader.Result + "."
 	case leader.Status == problem:
-		text := fmt.Sprintf("%s has no leader since %s", shard, a.clockTime(held.written))
+		text := fmt.Sprintf("%s has no leader; %s wrote the lock last, at %s", shard, held.lock.LeaderID,
+			a.clockTime(held.written))
 		if takeover := held.takeover(); takeover != "" {
 			text += "; " + takeover
 		}

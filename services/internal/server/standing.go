@@ -17,11 +17,18 @@ type bucketOutage struct {
 	// what is what the server could not do: "read the bucket" or "write to the bucket".
 	what         string
 	since, until time.Time
-	cause        string
+	// latest is when the last request failed.
+	latest time.Time
+	cause  string
 }
 
 // shortestOutage is how long an outage lasts at least to be part of the journal.
 const shortestOutage = 5 * time.Second
+
+// outageKnown is how long after the last failed request an outage still counts as present. A server that needs the
+// bucket sends a request more often, and one that makes none, such as an heir, does not know whether the outage has
+// ended.
+const outageKnown = 90 * time.Second
 
 // bucketWatch knows whether the bucket answers this server. The zero value knows of no request. It is safe for
 // concurrent use.
@@ -51,18 +58,21 @@ func (b *bucketWatch) observe(op string, took time.Duration, err error, now time
 		if current.since.IsZero() {
 			current.since = now.Add(-took)
 		}
-		current.what, current.cause = what, objstore.Cause(err)
+		current.what, current.cause, current.latest = what, objstore.Cause(err), now
 	}
 }
 
 // present returns the outage in progress. Its since is zero if there is none.
-func (b *bucketWatch) present() bucketOutage {
+func (b *bucketWatch) present(now time.Time) (present bucketOutage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.reads.since.IsZero() || !b.writes.since.IsZero() && b.writes.since.Before(b.reads.since) {
-		return b.writes
+	for _, o := range []bucketOutage{b.reads, b.writes} {
+		if !o.since.IsZero() && now.Sub(o.latest) < outageKnown &&
+			(present.since.IsZero() || o.since.Before(present.since)) {
+			present = o
+		}
 	}
-	return b.reads
+	return present
 }
 
 // ended returns the last outage that has ended. The next call does not return it again.
@@ -76,7 +86,7 @@ func (b *bucketWatch) ended() bucketOutage {
 
 // failing says in words that the bucket does not answer, or returns "".
 func (s *server) failing() string {
-	o := s.bucket.present()
+	o := s.bucket.present(s.env.Now())
 	if o.since.IsZero() {
 		return ""
 	}
@@ -112,7 +122,7 @@ type standing struct {
 
 // standing describes how this server stands in the election, for people and their programs. Nothing decides by it.
 func (s *server) standing() (v standing) {
-	o := s.bucket.present()
+	o := s.bucket.present(s.env.Now())
 	if !o.since.IsZero() {
 		since := o.since.UTC()
 		v.Bucket, v.BucketSince = s.failing(), &since
@@ -169,7 +179,10 @@ func (s *server) noLeader(status *lease.Status, v *standing) string {
 		takeover = "; a takeover is possible from " + s.clockTime(at)
 	}
 	idle := s.idle.Load()
+	led := holder.Term > 0 && !holder.Released && holder.Incarnation != s.incarnation
 	switch {
+	case led && status.Role == election.Standby && !wait.Late && !wait.Unusable && idle == nil:
+		return "" // the leader renews its lock or sends heartbeats, whatever this server can read
 	case v.Bucket != "":
 		v.TakeoverFrom = nil
 		return v.Bucket

@@ -121,7 +121,7 @@ func TestServerSaysThatTheBucketFails(t *testing.T) {
 		t.Errorf("the log does not say why the leadership ended:\n%s", log)
 	}
 	p.await("an outage for the journal", func() bool {
-		return time.Since(p.server.bucket.present().since) > shortestOutage
+		return time.Since(p.server.bucket.present(time.Now()).since) > shortestOutage
 	})
 	store.down.Store(false)
 	says("the next term", "ok: leads in term 2\n")
@@ -191,6 +191,16 @@ func TestWhyNoLeader(t *testing.T) {
 			t.Errorf("got %q, want %q", got, test.want)
 		}
 	}
+	// An heir whose last request failed makes no more requests while it hears the leader.
+	s.bucket.observe("put", time.Second, syscall.ECONNREFUSED, s.env.Now())
+	s.idle.Store(nil)
+	for late, want := range map[bool]string{false: "ok: server-1 leads in term 7", true: "no leader is known: cannot " +
+		"write to the bucket since 02:10:27: connection refused; server-1 led last, in term 7"} {
+		s.status.Store(&lease.Status{Holder: holder, Wait: election.Wait{Late: late}})
+		if got := s.standing().says; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
 }
 
 // TestOutageOfTheBucket checks when an outage begins and ends.
@@ -199,21 +209,24 @@ func TestOutageOfTheBucket(t *testing.T) {
 	at := func(seconds int) time.Time { return time.Unix(1000, 0).Add(time.Duration(seconds) * time.Second) }
 	b.observe("get", time.Second, context.Canceled, at(1))
 	b.observe("get", time.Second, objstore.ErrNotFound, at(2))
-	if o := b.present(); !o.since.IsZero() {
+	if o := b.present(at(2)); !o.since.IsZero() {
 		t.Errorf("%+v", o)
 	}
 	b.observe("put", time.Second, syscall.ECONNREFUSED, at(11))
 	b.observe("put", time.Second, context.DeadlineExceeded, at(13))
 	b.observe("get", time.Second, syscall.ECONNREFUSED, at(14))
-	if o := b.present(); !o.since.Equal(at(10)) || o.what != "write to the bucket" || o.cause != "no answer in time" {
+	if o := b.present(at(14)); !o.since.Equal(at(10)) || o.what != "write to the bucket" || o.cause != "no answer in time" {
 		t.Errorf("%+v", o)
 	}
 	b.observe("put", time.Second, objstore.ErrConflict, at(20))
-	if o := b.present(); !o.since.Equal(at(13)) || o.what != "read the bucket" {
+	if o := b.present(at(20)); !o.since.Equal(at(13)) || o.what != "read the bucket" {
 		t.Errorf("%+v", o)
 	}
+	if o := b.present(at(14).Add(outageKnown)); !o.since.IsZero() {
+		t.Errorf("a server that sends no requests: %+v", o)
+	}
 	b.observe("list", time.Second, nil, at(16)) // too short for the journal
-	if o := b.ended(); !b.present().since.IsZero() || !o.since.Equal(at(10)) || !o.until.Equal(at(20)) {
+	if o := b.ended(); !b.present(at(20)).since.IsZero() || !o.since.Equal(at(10)) || !o.until.Equal(at(20)) {
 		t.Errorf("%+v", o)
 	}
 	if o := b.ended(); !o.since.IsZero() {
