@@ -345,3 +345,25 @@ func TestParse(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseWay checks that an accepted way reads back as itself. A program gets the text as one argument after its own
+// options, which cannot be mistaken for an option.
+func FuzzParseWay(f *testing.F) {
+	for _, seed := range []string{"127.0.0.1:8993", "ssh:alice@bastion:22", "ssh:[::1]:22", "ssm:us-west-2/i-0a",
+		"iap:p/z/i", "ssh:-x", "iap:", ":", "ssm:i-0a\n"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		way, err := tunnel.ParseWay(text)
+		if err != nil {
+			return
+		}
+		if again, err := tunnel.ParseWay(way.String()); err != nil || again != way {
+			t.Errorf("%q: %v, then %v, %v", text, way, again, err)
+		}
+		_, target, _ := strings.Cut(way.String(), ":")
+		if strings.HasPrefix(target, "-") || strings.ContainsAny(target, " \t\r\n\x00$`;&|<>\"'\\") {
+			t.Errorf("%q: target %q", text, target)
+		}
+	})
+}

@@ -146,15 +146,18 @@ it and mostly the cluster's encryption key (NSTANCE_ENCRYPTION_KEY unless
 --key-provider and --key-source say otherwise). Access comes from the environment:
 
 %s
-All other commands talk to the leaders of shards over mutual TLS. Tell them where:
+All other commands talk to the leaders of shards over mutual TLS. Terraform's output says
+where they are and which bucket they use. Make your identity once, with access to it:
+
+  tofu output -raw admin_context | nstance-admin context import -
+  nstance-admin cluster register-operator
+
+Without Terraform, write a context ("nstance-admin context --help" shows its form), or set
+variables:
 
   export NSTANCE_ADMIN_SERVERS=us-west-2a=10.0.0.100:8993,us-west-2b=10.0.1.100:8993
   export NSTANCE_ADMIN_IDENTITY_DIR=$HOME/.nstance
-
-and make the identity once, with access to the bucket:
-
-  nstance-admin cluster register-operator --cluster-id example --storage-bucket my-bucket \
-    --output-dir $HOME/.nstance
+  export NSTANCE_ADMIN_STORAGE_BUCKET=my-bucket
 
 The words may also be in the order of kubectl: "get instances", "describe group workers".
 
