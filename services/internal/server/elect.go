@@ -228,7 +228,10 @@ func (s *server) leadingStatus(a *lease.Authority) operatorapi.Leading {
 	out := operatorapi.Leading{Version: s.cfg.Version}
 	settings := s.manager.Shard().Server.LeaderElection
 	if settings.Enabled == nil || *settings.Enabled {
-		left := a.Remaining()
+		left := a.Remaining() // with an heir, this is the rest of the heir's promise
+		if status := s.status.Load(); status != nil && status.Wait.LeaseEnds > 0 {
+			left = max(0, status.Wait.LeaseEnds.Sub(s.clock.Now()))
+		}
 		out.LeaseLeft = &left
 	}
 	if status := s.status.Load(); status != nil {

@@ -66,7 +66,8 @@ func TestRestartView(t *testing.T) {
 		{name: "one refuses, another is not ready yet", standbys: []peer.Standby{other(done), refuses}, heir: "b",
 			want: restartRefused, reason: "server b cannot run with it: no key"},
 		{name: "an earlier incarnation is the heir", standbys: []peer.Standby{{Peer: election.Peer{ID: "b",
-			Incarnation: "b-2"}, Restarts: true, Config: "v2"}}, heir: "b", want: restartWait, reason: "not the heir yet"},
+			Incarnation: "b-2"}, Restarts: true, Config: "v2"}}, heir: "b", want: restartWait,
+			reason: "not the heir yet"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := restartView{wanted: "v2", standbys: tc.standbys, heirs: !tc.noHeirs, waited: tc.waited}
@@ -244,6 +245,25 @@ func TestRestartChangesTheLeaderOnce(t *testing.T) {
 	first.now().await("the first server leads", func() bool { return first.leads(second) && first.inForce() })
 	if term := first.term(); term != 3 || !second.inForce() {
 		t.Errorf("term %d, want 3; the standby has the configuration: %t", term, second.inForce())
+	}
+}
+
+// TestLeaseLeftWithAnHeir checks that operators see the time until the lease in the bucket ends, not the time until the
+// heir's promise ends, which is always less than a second.
+func TestLeaseLeftWithAnHeir(t *testing.T) {
+	_, first, _ := startPair(t)
+	left := first.now().server.leading.Load().operator.Status().LeaseLeft
+	if left == nil || *left < 50*time.Second || *left > 90*time.Second {
+		t.Errorf("left are %v, want 55 s to 90 s", left)
+	}
+	server := first.now().server
+	server.bucket.observe("get", time.Second, errors.New("out of order"), time.Now())
+	says := server.standing().says
+	_, until, _ := strings.Cut(says, "it leads until ")
+	at, err := time.Parse(time.TimeOnly, until)
+	now, _ := time.Parse(time.TimeOnly, time.Now().UTC().Format(time.TimeOnly))
+	if in := (at.Sub(now) + 24*time.Hour) % (24 * time.Hour); err != nil || in < 50*time.Second || in > 90*time.Second {
+		t.Errorf("%s; that is in %v", says, in)
 	}
 }
 

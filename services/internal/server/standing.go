@@ -9,6 +9,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
@@ -93,6 +95,22 @@ func (s *server) failing() string {
 	return fmt.Sprintf("cannot %s since %s: %s", o.what, s.clockTime(o.since), o.cause)
 }
 
+// bucketAlertEvery is the time between two looks at whether the bucket answers.
+const bucketAlertEvery = time.Second
+
+// alertOutages raises an alert of the shard while the bucket has not answered this leader for shortestOutage, until ctx
+// ends. The leader leads on for some time, so its alert is seen.
+func (s *server) alertOutages(ctx context.Context, state *shardstate.State) {
+	key := shardstate.ErrorKey{Kind: plan.AlertStorage}
+	for s.env.Sleep(ctx, bucketAlertEvery) == nil {
+		if o := s.bucket.present(); o.since.IsZero() || s.env.Now().Sub(o.since) < shortestOutage {
+			state.ResolveError(key)
+		} else {
+			state.RaiseError(key, s.failing())
+		}
+	}
+}
+
 // clockTime returns a time for people, in UTC: without the date if it is less than a day away.
 func (s *server) clockTime(t time.Time) string {
 	t = t.UTC().Round(time.Second)
@@ -136,7 +154,7 @@ func (s *server) standing() (v standing) {
 	switch status.Role {
 	case election.Leader:
 		v.Role, v.Leader, v.Term = "leader", s.opts.ID, status.Term
-		v.says = s.leaderSays(v)
+		v.says = s.leaderSays(v, status.Wait.LeaseEnds)
 		return v
 	case election.Stopping, election.Releasing:
 		v.Role = "stopping"
@@ -154,13 +172,13 @@ func (s *server) standing() (v standing) {
 	return v
 }
 
-// leaderSays describes the leader.
-func (s *server) leaderSays(v standing) string {
+// leaderSays describes the leader. Its lease ends at leaseEnds.
+func (s *server) leaderSays(v standing, leaseEnds election.Instant) string {
 	l := s.leading.Load()
 	switch {
 	case v.Bucket != "" && l != nil:
 		return fmt.Sprintf("leads in term %d, but %s; if that does not end, it leads until %s", v.Term, v.Bucket,
-			s.clockTime(s.env.Now().Add(l.authority.Remaining())))
+			s.clockTime(s.env.Now().Add(leaseEnds.Sub(s.clock.Now()))))
 	case v.Bucket != "":
 		return fmt.Sprintf("becomes the leader of term %d, but %s", v.Term, v.Bucket)
 	case l == nil:

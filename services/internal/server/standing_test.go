@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -232,4 +233,25 @@ func TestOutageOfTheBucket(t *testing.T) {
 	if o := b.ended(); !o.since.IsZero() {
 		t.Errorf("told twice: %+v", o)
 	}
+}
+
+// TestOutageRaisesAnAlert checks that a leader reports that the bucket does not answer, and later that it does again.
+func TestOutageRaisesAnAlert(t *testing.T) {
+	r := newTestShard(t)
+	r.configure(nil)
+	p := r.start(testKey)
+	p.await("a leader", func() bool { return p.server.leading.Load() != nil })
+	const active = `nstance_alert_active{cluster="test",kind="storage",shard="a"}`
+	p.await("the alert", func() bool { // a request of the leader may succeed in between
+		p.server.bucket.observe("get", shortestOutage, errors.New("out of order"), time.Now())
+		return p.metric(active) == "1"
+	})
+	if events := p.server.leading.Load().leader.State.Standing(""); len(events) != 1 ||
+		!strings.HasPrefix(events[0].Message, "cannot read the bucket since ") {
+		t.Errorf("%+v", events)
+	}
+	p.await("its end", func() bool {
+		p.server.bucket.observe("get", 0, nil, time.Now())
+		return p.metric(active) == "0"
+	})
 }

@@ -198,8 +198,8 @@ func (v *fleetView) judge(replaced statistics) verdict {
 		}
 		waits := s.Status.GetConfigWaits()
 		if waits != "" {
-			add("warn", s.Shard, Path+"config#c-"+url.PathEscape(s.Shard), "restarts its servers for a new configuration: "+
-				waits)
+			add("warn", s.Shard, Path+"config#c-"+url.PathEscape(s.Shard),
+				"restarts its servers for a new configuration: "+waits)
 		}
 		if s.Status.GetHeirId() == "" && waits == "" {
 			add("warn", s.Shard, shardPath(s.Shard), "has no heir: no standby takes over if its leader fails")

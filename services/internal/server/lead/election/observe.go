@@ -127,20 +127,26 @@ func (e *Elector) takeoverTime() Instant {
 	return Never
 }
 
-// Wait describes what a standby waits for. It is zero while the lock's holder leads, as far as the standby knows.
+// Wait describes what a standby waits for. It is zero while the lock's holder leads, as far as the standby knows. For a
+// leader it has only LeaseEnds.
 type Wait struct {
 	// Late means that the holder has not renewed the lock in time, or that there is no lock any more.
 	Late bool
 	// Unusable means that the lock cannot be decoded, or is an earlier version that was written back.
 	Unusable bool
-	// LeaseEnds is when the holder's lease ends at the latest. Takeover is when this process may write the lock. Both
-	// are zero if they are not known.
+	// LeaseEnds is when the holder's lease ends at the latest. A leader also needs the promises of its heir. Takeover is
+	// when this process may write the lock. Both are zero if they are not known.
 	LeaseEnds, Takeover Instant
 }
 
-// Waits returns what this process waits for, if it stands by.
+// Waits returns what this process waits for.
 func (e Elector) Waits(now Instant) (w Wait) {
-	if e.role != Standby {
+	switch e.role {
+	case Leader:
+		w.LeaseEnds = e.leaseEnd()
+		return w
+	case Standby:
+	default:
 		return w
 	}
 	lock := e.seen.lock
