@@ -103,7 +103,8 @@ const bucketAlertEvery = time.Second
 func (s *server) alertOutages(ctx context.Context, state *shardstate.State) {
 	key := shardstate.ErrorKey{Kind: plan.AlertStorage}
 	for s.env.Sleep(ctx, bucketAlertEvery) == nil {
-		if o := s.bucket.present(); o.since.IsZero() || s.env.Now().Sub(o.since) < shortestOutage {
+		now := s.env.Now()
+		if o := s.bucket.present(now); o.since.IsZero() || now.Sub(o.since) < shortestOutage {
 			state.ResolveError(key)
 		} else {
 			state.RaiseError(key, s.failing())
