@@ -48,7 +48,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 		}},
 		{file: "find-out-what-happened.md", steps: []step{
 			{before: h.healthy(2), texts: []string{"SHARD", "server-1", "server-2"}},
-			{texts: []string{"holds the lock in term", "alice"}},
+			{texts: []string{"leads in term", "alice"}},
 			{until: group},
 			{},
 			{texts: []string{"term 1 ends"}, after: func(ctx context.Context, _ string) error {

@@ -47,8 +47,12 @@ func (a *app) lastKnown(ctx context.Context, cmd *cobra.Command) (*lastknown.Rea
 	}
 	cancel()               // the reader limits each answer
 	env, _ := tasks.Real() // ForEach waits for its own tasks
-	return lastknown.New(lastknown.Options{Bucket: store, Now: a.Now, ForEach: env.ForEach, Timeout: s.timeout}), nil
+	return lastknown.New(lastknown.Options{Bucket: store, Now: a.Now, ForEach: env.ForEach, Timeout: s.timeout,
+		Keep: keepAnswers}), nil
 }
+
+// keepAnswers is how long the page, the API and "top" show an answer of the bucket before they read it again.
+const keepAnswers = 15 * time.Second
 
 // tellLastKnown says for which shards the answers are only what is last known. To the errors of shards about which
 // nothing is known, it adds how to see more.

@@ -145,8 +145,8 @@ func TestDoctorWithoutAServer(t *testing.T) {
 	}
 	stdout, _, _ = p.run(t, p.args("doctor", "--shard", "dev-1", "-o", "json")...)
 	got := parse[diagnosis](t, stdout)
-	if !strings.HasPrefix(got.Verdict, "dev-1 has no leader; server-1 wrote the lock last, at ") || got.Findings[0].Check != "leader" ||
-		got.Findings[0].Status != problem {
+	if !strings.HasPrefix(got.Verdict, "dev-1 has no leader; server-1 wrote the lock last, at ") ||
+		got.Findings[0].Check != "leader" || got.Findings[0].Status != problem {
 		t.Errorf("%+v", got)
 	}
 }

@@ -66,8 +66,8 @@ Without --token-file, "nstance-admin serve" needs no login, but only this machin
 connect: it listens on 127.0.0.1:8080, or on the loopback address in --bind.
 
 With --storage-bucket, the web page of "nstance-admin serve" also shows what only the
-bucket has: the lock of a shard that has no leader, and the effects of a configuration that
-no leader has applied yet. Every user of the page sees both. The command needs credentials
+bucket has: the lock and what is last known of a shard that has no leader, and the effects
+of a configuration that no leader has applied yet. Every user of the page sees both. The command needs credentials
 that may read the bucket.
 
 If "nstance-admin serve" listens on an address that other machines can reach, it needs
@@ -90,6 +90,7 @@ TLS: give --tls-cert-file and --tls-key-file. Behind a proxy that serves TLS, gi
 	cmd.Flags().Lookup("storage-bucket").Usage = "the bucket, for more on the web page; for file, the directory"
 	cmd.Flags().Lookup("storage-timeout").Usage = "how long the bucket may take to show one shard"
 	s.reach(cmd)
+	s.reader = cmd
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.tokenFile == "" && !cmd.Flags().Changed("bind") {
 			o.bind = "127.0.0.1:8080"

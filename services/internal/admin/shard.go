@@ -348,6 +348,7 @@ in the system's default browser.`,
 	cmd.Flags().BoolVar(&quiet, "no-browser", false, "do not open a browser")
 	s := new(scope)
 	s.reach(cmd)
+	s.reader = cmd
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return a.serve(cmd.Context(), s, serveOptions{bind: "127.0.0.1:0", opened: func(url string) {
 			_ = a.line("%s", url)

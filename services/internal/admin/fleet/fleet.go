@@ -73,6 +73,13 @@ func New(options Options) *Fleet {
 	return f
 }
 
+// Live returns the fleet without what is last known, for callers that need the leaders' answers.
+func (f *Fleet) Live() *Fleet {
+	live := *f
+	live.options.LastKnown = nil
+	return &live
+}
+
 // Shards returns the names of the shards with a known address.
 func (f *Fleet) Shards() []string {
 	var names []string

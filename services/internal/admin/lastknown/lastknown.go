@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -33,6 +34,8 @@ type Options struct {
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	// Timeout limits one answer.
 	Timeout time.Duration
+	// Keep is how long an answer is given again without a look at the bucket.
+	Keep time.Duration
 }
 
 // Reader answers from the bucket. It is safe for concurrent use.
@@ -41,11 +44,26 @@ type Reader struct {
 	now     func() time.Time
 	forEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	timeout time.Duration
+	keep    time.Duration
+
+	mu   sync.Mutex
+	kept map[string]*answer
+}
+
+// answer is an answer that is given again. Its mutex is locked while the bucket is read, so that concurrent callers
+// share one answer.
+type answer struct {
+	mu      sync.Mutex
+	read    time.Time
+	message proto.Message
+	at      time.Time
+	err     error
 }
 
 // New returns a Reader.
 func New(o Options) *Reader {
-	return &Reader{bucket: o.Bucket, now: o.Now, forEach: o.ForEach, timeout: o.Timeout}
+	return &Reader{bucket: o.Bucket, now: o.Now, forEach: o.ForEach, timeout: o.Timeout, keep: o.Keep,
+		kept: map[string]*answer{}}
 }
 
 // ErrUnknown means that the bucket has no answer to a call.
@@ -55,6 +73,42 @@ var ErrUnknown = errors.New("the bucket does not have it")
 // nothing for a request that it cannot answer, such as one that changes something. The error is ErrUnknown if the
 // request is about something that the bucket does not have.
 func (r *Reader) Answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message, time.Time,
+	error) {
+	if r.keep == 0 {
+		return r.answer(ctx, shard, tenant, request)
+	}
+	a := r.keptAnswer(fmt.Sprintf("%s %s %T %v", shard, tenant, request, request))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.read.IsZero() || r.now().Sub(a.read) > r.keep {
+		a.message, a.at, a.err = r.answer(ctx, shard, tenant, request)
+		a.read = r.now()
+		if ctx.Err() != nil {
+			a.read = time.Time{}
+		}
+	}
+	if a.message == nil {
+		return nil, a.at, a.err
+	}
+	return proto.Clone(a.message), a.at, a.err
+}
+
+// maxKept is the largest number of answers that are kept.
+const maxKept = 100
+
+func (r *Reader) keptAnswer(question string) *answer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept[question] == nil {
+		if len(r.kept) >= maxKept {
+			clear(r.kept)
+		}
+		r.kept[question] = new(answer)
+	}
+	return r.kept[question]
+}
+
+func (r *Reader) answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message, time.Time,
 	error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()

@@ -164,7 +164,7 @@ func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 	view := eventsView{Filter: filter, Shards: p.Fleet.Shards(), Kinds: record.EventKinds(), Periods: periods}
 	for _, answer := range p.history(r, shards, request.GetFilter(), request.GetUntil()) {
 		if answer.Err != nil {
-			view.Failed = append(view.Failed, errorView(answer.Err))
+			view.Failed = append(view.Failed, lastKnown(answer.Outcome))
 		}
 		for _, e := range answer.Message.GetEvents() {
 			view.Events = append(view.Events, entry{answer.Shard, e})

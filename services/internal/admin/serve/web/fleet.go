@@ -45,6 +45,8 @@ type shardView struct {
 	// nil if the shard answers or if the page cannot read the bucket.
 	LostSince time.Time
 	Lock      *Lock
+	// LastKnown says that the groups are what the bucket says. It is empty if the leader answers.
+	LastKnown string
 }
 
 // groupRow is one group of a shard in a list.
@@ -105,7 +107,9 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 					Replacements: newStatistics(h.replacements(g.GetGroup(), now.Add(-day)))}
 				row.Spark, _ = sizeShapes(append(slices.Clone(h.sizes[g.GetGroup()]), presentSize(g, now)),
 					now.Add(-day), now, sparkColumns)
-				row.Tone, row.Says = groupState(g)
+				if row.Tone, row.Says = groupState(g); s.LastKnown != "" {
+					row.Tone, row.Says = "idle", s.LastKnown
+				}
 				v.Groups = append(v.Groups, row)
 			}
 		})
@@ -117,6 +121,20 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 	v.Stats = v.stats(all)
 	v.Plots = p.plots(r, v.Shards, nil)
 	return v
+}
+
+// lastKnown describes the failure of a shard's leader to answer. If there is an answer all the same, it says what the
+// answer is.
+func lastKnown(o fleet.Outcome) problem {
+	view := errorView(o.Err)
+	if o.LastKnown != nil {
+		view.Message += ". What is shown is " + lastKnownText(*o.LastKnown) + "."
+	}
+	return view
+}
+
+func lastKnownText(at time.Time) string {
+	return "last known, from the bucket, " + at.UTC().Format("2006-01-02 15:04:05")
 }
 
 // groupBar shows how many of the instances that a group should have are healthy, are not healthy, and are missing.
@@ -326,7 +344,13 @@ func (p *page) shards(r *http.Request, names []string) []shardView {
 	for i, name := range names {
 		view := shardView{Shard: name, Status: statuses[i].Message, Groups: groups[i].Message.GetGroups(),
 			Alerts: p.hub.alerts(name, ""), Replacements: p.hub.statistics(name, "")}
+		if groups[i].LastKnown != nil {
+			view.LastKnown = lastKnownText(*groups[i].LastKnown)
+		}
 		for _, g := range view.Groups {
+			if view.LastKnown != "" {
+				break // not counted
+			}
 			view.Desired += g.GetSize()
 			view.Actual += g.GetActualSize()
 			view.Healthy += g.GetHealthy()

@@ -169,9 +169,9 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 			&nstancev1.ExplainGroupRequest{Group: name})
 	})
 	wg.Wait()
-	for _, err := range []*fleet.Error{groups[0].Err, instances[0].Err} {
-		if err != nil {
-			return err
+	for _, answer := range []fleet.Outcome{groups[0].Outcome, instances[0].Outcome} {
+		if answer.Err != nil && answer.LastKnown == nil {
+			return answer.Err
 		}
 	}
 	g := groups[0].Message.GetGroups()[0]
@@ -181,10 +181,14 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 			r.FormValue("period")}}
 	view.Tone, view.Says = groupState(g)
 	view.count(shard, instances[0].Message.GetInstances(), r.FormValue("page"))
-	if err := plans[0].Err; err != nil {
+	switch err := plans[0].Err; {
+	case groups[0].LastKnown != nil:
+		known := lastKnown(groups[0].Outcome)
+		view.PlanErr, view.Tone, view.Says = &known, "bad", "the shard has no leader"
+	case err != nil:
 		problem := errorView(err)
 		view.PlanErr = &problem
-	} else {
+	default:
 		view.Plan = plans[0].Message
 		view.Rules = countRules(view.Plan.GetInstances())
 	}
@@ -201,7 +205,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	view.Done = view.Done[:min(len(view.Done), maxReplacements)]
 	view.Stats = view.stats(replaced)
 	view.Plots = p.plots(r, []shardView{{Shard: shard}}, view)
-	view.MayChange, view.Result = clientOf(r).MayChange(), doneText(r.FormValue("done"))
+	view.MayChange, view.Result = clientOf(r).MayChange() && groups[0].LastKnown == nil, doneText(r.FormValue("done"))
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 

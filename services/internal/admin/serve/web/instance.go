@@ -21,6 +21,8 @@ type instanceView struct {
 	row
 	// Missing means that the leader does not know the instance any more. The journal may still have its events.
 	Missing *problem
+	// Known is set if no leader answers, and the bucket does.
+	Known *problem
 	// Predecessor is the instance that this instance replaced, and Successor the instance that replaced this one.
 	Predecessor, Successor string
 	Steps                  []step
@@ -73,6 +75,9 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 		Done: doneText(r.FormValue("done"))}
 	life := events[0].Message.GetEvents()
 	switch i := instances[0].Message.GetInstance(); {
+	case instances[0].LastKnown != nil:
+		known := lastKnown(instances[0].Outcome)
+		view.Known, view.row, view.MayChange = &known, row{shard, classOf(i), i}, false
 	case instances[0].Err == nil:
 		view.row = row{shard, classOf(i), i}
 	case len(life) == 0:

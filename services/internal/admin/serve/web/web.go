@@ -86,7 +86,8 @@ type page struct {
 
 // New returns the page.
 func New(options Options) *Page {
-	p := &page{Options: options, hub: newHub(options.Fleet, options.Now), turns: make(chan struct{}, maxRequests),
+	hub := newHub(options.Fleet.Live(), options.Now)
+	p := &page{Options: options, hub: hub, turns: make(chan struct{}, maxRequests),
 		live: make(chan struct{}, maxLive)}
 	_, _ = rand.Read(p.key[:]) // never fails
 	p.assets = hashAssets()

@@ -74,6 +74,12 @@ func newSite(t testing.TB, tokens string) *site {
 
 func newSiteWith(t testing.TB, bucket web.Bucket, tokens string) *site {
 	t.Helper()
+	return newSiteKnowing(t, bucket, nil, tokens)
+}
+
+// newSiteKnowing returns a site that shows what `known` knows of shards without a leader.
+func newSiteKnowing(t testing.TB, bucket web.Bucket, known fleet.LastKnown, tokens string) *site {
+	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	s := &site{a: shard(), b: shard(), log: &strings.Builder{}}
 	addrA, _ := c.Serve(t, "a", s.a)
@@ -83,7 +89,8 @@ func newSiteWith(t testing.TB, bucket web.Bucket, tokens string) *site {
 		t.Fatal(err)
 	}
 	f := fleet.New(fleet.Options{Servers: servers, Timeout: time.Minute, Now: fleettest.Clock,
-		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Rand: fleettest.Rand(1)})
+		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Rand: fleettest.Rand(1),
+		LastKnown: known})
 	t.Cleanup(f.Close)
 	s.fleet = f
 	var parsed httpapi.Tokens
