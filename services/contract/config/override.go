@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -170,6 +171,39 @@ func (s *Shard) Current(key GroupKey, entry GroupSpec, now time.Time) GroupSpec 
 		return entry
 	}
 	return s.Unset(key, entry, ended)
+}
+
+// Ended describes the values in the entry of a static group in groups/ that have ended at a time, as [Shard.Current]
+// removes them: one line for each. The shard must have its defaults filled in.
+func (s *Shard) Ended(key GroupKey, entry GroupSpec, now time.Time) (lines []string) {
+	entry = entry.Override()
+	values, configured := operatorValues(entry), s.configuredValues(key)
+	for _, path := range sortedKeys(values) {
+		record, ok := entry.Overrides[path]
+		if !ok || !record.ended(path, configured[path], now) {
+			continue
+		}
+		why := "the configuration has another value now"
+		if until := record.until(); !until.IsZero() && !now.IsZero() && !now.Before(until) {
+			why = "its time is over"
+		}
+		lines = append(lines, SetField{Path: path, Value: values[path], Configured: configured[path],
+			Override: record}.EndText(why))
+	}
+	return lines
+}
+
+// In reports whether the field has a path, or is below it.
+func (f SetField) In(path string) bool { return within(f.Path, path) }
+
+// EndText says that the field's value ends, and why.
+func (f SetField) EndText(why string) string {
+	who := firstOf(f.By, "an operator")
+	if f.At != "" {
+		who += " at " + f.At
+	}
+	return fmt.Sprintf("%s %s, set by %s, ends: %s; configured: %s", f.Path, valueText(f.Value), who, why,
+		valueText(f.Configured))
 }
 
 // Reset returns the entry of a static group in groups/ without the values of operators. It keeps the revision of a

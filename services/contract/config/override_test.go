@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,29 @@ func shardWith(t *testing.T, fields string) *config.Shard {
 	t.Helper()
 	return parseSample(t, strings.Replace(changeSample, `"w": {"template": "one"}`,
 		`"w": {"template": "one"`+fields+`}`, 1)).WithDefaults()
+}
+
+// TestEnded checks the texts about values that have ended because of the configuration, and because of the time.
+func TestEnded(t *testing.T) {
+	at := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	two, six := shardWith(t, `, "size": 2`), shardWith(t, `, "size": 6`)
+	size := 4
+	entry := two.Recorded(overridden, config.GroupSpec{}, config.GroupSpec{Size: &size},
+		config.Caller{Name: "alice", At: at, Until: at.Add(time.Hour)})
+	const of = "size 4, set by alice at 2026-11-29T12:00:00Z, ends: "
+	for name, tt := range map[string]struct {
+		shard *config.Shard
+		now   time.Time
+		want  []string
+	}{
+		"not yet":       {two, at, nil},
+		"time":          {two, at.Add(time.Hour), []string{of + "its time is over; configured: 2"}},
+		"configuration": {six, time.Time{}, []string{of + "the configuration has another value now; configured: 6"}},
+	} {
+		if got := tt.shard.Ended(overridden, entry, tt.now); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
 }
 
 // TestOverride checks when the value of an operator ends, and what a record of it says.

@@ -35,6 +35,7 @@ const (
 	EventOperatorRegistered  EventKind = "operator_registered"
 	EventGroupChanged        EventKind = "group_changed" // by an operator; not by the configuration
 	EventGroupDeleted        EventKind = "group_deleted"
+	EventOverrideEnded       EventKind = "override_ended" // a value that an operator had set in a static group
 	EventGroupSize           EventKind = "group_size" // the counts of its instances have changed
 	EventDeletionRequested   EventKind = "deletion_requested"
 	EventInstanceRequested   EventKind = "instance_requested" // on demand
@@ -57,7 +58,7 @@ func EventKinds() []EventKind {
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
 		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize,
-		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved}
+		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved, EventOverrideEnded}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

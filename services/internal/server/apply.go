@@ -76,6 +76,14 @@ func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed [
 	})
 }
 
+// OverridesEnded records the ends in the journal.
+func (a *applier) OverridesEnded(key config.GroupKey, lines []string) {
+	for _, line := range lines {
+		a.leadership.journal.Record(record.Event{Kind: record.EventOverrideEnded, Tenant: key.Tenant, Group: key.Group,
+			Actor: "leader", Message: line})
+	}
+}
+
 // describe passes the current configuration and images to the generator, which makes files and VM parameters from them.
 func (s *server) describe(l *leadership) {
 	l.describing.Lock()
@@ -108,6 +116,7 @@ func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, l *leade
 	const looks = int(configInterval / lookInterval)
 	for n := 1; s.env.Sleep(ctx, lookInterval) == nil; n++ {
 		full := n%looks == 0
+		s.manager.DropEnded(ctx, s.env.Now())
 		// A failed look is not logged, because the check at configInterval fails too.
 		if changed, err := s.manager.Changed(ctx); !full && (err != nil || !changed) {
 			continue

@@ -83,6 +83,9 @@ func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []co
 	t.noteImage()
 }
 
+// OverridesEnded implements shardconfig.Applier.
+func (t *term) OverridesEnded(config.GroupKey, []string) {}
+
 // noteApplied checks that the configuration in force is not older than one that was applied before. It stores the
 // groups for later checks.
 func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {

@@ -189,30 +189,46 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	}
 }
 
-// dropEnded removes the values of operators that the configuration in force has ended. Otherwise they would return with
-// a later configuration that has the former values. If the groups cannot be written, the next change drops the values.
-func (m *Manager) dropEnded(ctx context.Context) {
+// DropEnded removes the values of operators that have ended because of the time or of the configuration in force. It
+// does nothing if this server does not lead.
+func (m *Manager) DropEnded(ctx context.Context, at time.Time) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	if m.view().applier != nil {
+		m.dropEnded(ctx, at)
+	}
+}
+
+// dropEnded removes the values of operators that the configuration in force has ended, or that have ended at a time. It
+// tells the applier. Without it, the values would return with a later configuration that has the former values. If the
+// groups cannot be written, the next change drops the values.
+func (m *Manager) dropEnded(ctx context.Context, at time.Time) {
 	for {
 		now := m.view()
-		groups, ended := now.groups.groups, false
+		groups, ended := now.groups.groups, map[config.GroupKey][]string{}
 		for key, group := range now.merged {
 			entry, ok := groups.Get(key)
 			if !ok || !group.Static || entry.Deleted {
 				continue
 			}
-			if current := now.shard.Current(key, entry, time.Time{}); len(current.Overrides) < len(entry.Overrides) {
-				m.log.Info("the configuration ends the values that an operator set", "group", key.String())
-				if ended, groups = true, with(groups, key, &current); current.Empty() {
+			if current := now.shard.Current(key, entry, at); len(current.Overrides) < len(entry.Overrides) {
+				ended[key] = now.shard.Ended(key, entry, at)
+				if groups = with(groups, key, &current); current.Empty() {
 					groups = with(groups, key, nil)
 				}
 			}
 		}
-		if !ended {
+		if len(ended) == 0 {
 			return
 		}
 		ok, err := m.write(ctx, groups, now.groups.token)
 		if err != nil {
 			m.log.Warn("values of operators that have ended stay in the bucket", "error", err)
+		}
+		if ok && now.applier != nil {
+			for key, lines := range ended {
+				now.applier.OverridesEnded(key, lines)
+			}
 		}
 		if ok || err != nil {
 			return

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -56,6 +57,8 @@ type Applier interface {
 	// from the last call. A group that is in changed but not in groups no longer exists. An operator's request may wait
 	// for ApplyGroups, so ApplyGroups must not use the network.
 	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
+	// OverridesEnded is told which values of operators in a static group have ended, one line for each.
+	OverridesEnded(key config.GroupKey, lines []string)
 }
 
 // Manager holds the configuration in force. It is safe for concurrent use, and changes groups one at a time.
@@ -193,7 +196,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	merged := m.merge(now.shard, now.groups, rollouts)
 	m.update(func(f *inForce) { f.applier, f.rollouts, f.merged = applier, rollouts, merged })
 	m.applyConfig()
-	m.dropEnded(ctx)
+	m.dropEnded(ctx, time.Time{})
 	return nil
 }
 
@@ -532,7 +535,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	m.refuse(objstore.Object{}, nil)
 	m.adopt(next)
 	m.applyConfig()
-	m.dropEnded(ctx)
+	m.dropEnded(ctx, time.Time{})
 	return Updated, nil, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -68,6 +69,7 @@ type leader struct {
 	applied int
 	// changed has the argument of each call of ApplyGroups.
 	changed [][]config.GroupKey
+	ended   []string
 }
 
 func lead(t testing.TB, b *bucket, term uint64) *leader {
@@ -99,6 +101,13 @@ func (l *leader) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 		}
 	}
 	l.changed = append(l.changed, changed)
+}
+
+// OverridesEnded implements Applier.
+func (l *leader) OverridesEnded(_ config.GroupKey, lines []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = append(l.ended, lines...)
 }
 
 func (l *leader) refresh(t testing.TB, want Result) config.Problems {
@@ -857,4 +866,43 @@ func TestGroupETag(t *testing.T) {
 	if seen[l.etag(static)] != "as configured" {
 		t.Error("the same definition has another ETag")
 	}
+}
+
+// TestOverridesEnd checks that a leader is told of values that end because of the configuration, and because of the
+// time, and that the values leave the bucket.
+func TestOverridesEnd(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	b := newBucket()
+	b.write(t, document("", ""))
+	l := lead(t, b, 3)
+	scale := func(n int, by config.Caller) {
+		t.Helper()
+		by.Name, by.At = "alice", at
+		if _, err := l.Upsert(t.Context(), static, "", by, size(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scale(5, config.Caller{})
+	b.write(t, strings.Replace(document("", ""), `"size": 3`, `"size": 4`, 1))
+	l.refresh(t, Updated)
+	scale(6, config.Caller{Until: at.Add(time.Hour)})
+	l.DropEnded(t.Context(), at)
+	if _, ok := l.Override(static); !ok {
+		t.Error("the size ended before its time")
+	}
+	l.DropEnded(t.Context(), at.Add(time.Hour))
+	if entry, ok := l.Override(static); ok {
+		t.Errorf("the ended size stays: %+v", entry)
+	}
+	if g := l.group(static); g.Size != 4 {
+		t.Errorf("size %d", g.Size)
+	}
+	want := []string{
+		"size 5, set by alice at 2026-01-02T03:04:05Z, ends: the configuration has another value now; configured: 4",
+		"size 6, set by alice at 2026-01-02T03:04:05Z, ends: its time is over; configured: 4"}
+	if !slices.Equal(l.ended, want) {
+		t.Errorf("got %q, want %q", l.ended, want)
+	}
+	l.Follow()
+	l.DropEnded(t.Context(), at)
 }

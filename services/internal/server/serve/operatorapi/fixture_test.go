@@ -113,6 +113,8 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 	a.ConfigureGroups(groups, changed)
 }
 
+func (a applier) OverridesEnded(config.GroupKey, []string) {}
+
 // renderer returns a minimal machine without a template. Other tests cover the templates.
 type renderer struct{}
 

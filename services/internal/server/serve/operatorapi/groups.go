@@ -79,6 +79,7 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 			return nil, invalid("until", "want a time in the future, and a patch that sets only size")
 		}
 	}
+	had, _ := c.Config.Override(key)
 	group, err := c.Config.Upsert(c, key, req.GetExpectedEtag(), by, func(spec *config.GroupSpec, exists bool) error {
 		if !exists && req.GetMustExist() {
 			return errNoGroup(key)
@@ -113,6 +114,12 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 	}
 	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: fmt.Sprintf("size %d",
 		group.Size)})
+	for _, field := range c.Config.Shard().SetFields(key, had, c.Now()) {
+		if slices.ContainsFunc(removed, field.In) {
+			c.addEvent(record.Event{Kind: record.EventOverrideEnded, Group: key.Group,
+				Message: field.EndText("it is reset")})
+		}
+	}
 	view, ok := c.state().GroupView(key)
 	if !ok {
 		view = shardstate.GroupView{Group: group}

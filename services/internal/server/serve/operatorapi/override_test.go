@@ -76,6 +76,11 @@ func TestConfigurationEndsOverrides(t *testing.T) {
 	expect("for an hour", 2, "2", "6", false)
 	w.Clock.Advance(time.Hour)
 	expect("after the hour", 6, "", "", false)
+	ended := w.listed(t, &nstancev1.EventFilter{Kinds: []string{"override_ended"}}, 1)
+	if len(ended) != 1 || !strings.Contains(ended[0], "size 4, set by "+w.id.String()+" at ") ||
+		!strings.HasSuffix(ended[0], "ends: it is reset; configured: 6") {
+		t.Errorf("the journal has %q, want the reset", ended)
+	}
 
 	for what, request := range map[string]*nstancev1.UpsertGroupRequest{
 		"an end in the past": {Group: "static", Patch: `{"size": 1}`, Until: timestamppb.New(w.Clock.Now())},
