@@ -80,10 +80,10 @@ var withoutCommand = map[string]string{
 	"AcknowledgeDrained": "only the Kubernetes operator drains nodes",
 	"GetInstanceType":    "only the Kubernetes operator needs the size of a type",
 	"RenewCertificate":   "cluster register-operator renews the identity",
-	"FollowEvents":       "events --follow and the page follow the journal, GET /events/follow the Watch calls",
-	"WatchGroups":        "only GET /events/follow and the page watch the state",
-	"WatchInstances":     "only GET /events/follow and the page watch the state",
-	"WatchErrors":        "only GET /events/follow and the page watch the state",
+	"FollowEvents":       "events --follow and GET /events/follow follow the journal, and do not end by themselves",
+	"WatchGroups":        "only the page watches the state",
+	"WatchInstances":     "only the page watches the state",
+	"WatchErrors":        "only the page watches the state",
 }
 
 // TestParity runs every command that calls shards, and the HTTP request that does the same. Both make the same calls

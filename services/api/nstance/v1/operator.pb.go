@@ -6136,7 +6136,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xaa\x19\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xbe\x19\n" +
 	"\x0fOperatorService\x12|\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
 	"\x06viewer\x12\x12GET /config/status\x12r\n" +
@@ -6193,9 +6193,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06viewer0\x01\x12f\n" +
 	"\n" +
 	"ListEvents\x12\x1d.nstance.v1.ListEventsRequest\x1a\x1e.nstance.v1.ListEventsResponse\"\x19\x82\xb5\x18\x15\n" +
-	"\x06viewer\x12\vGET /events\x12a\n" +
-	"\fFollowEvents\x12\x1f.nstance.v1.FollowEventsRequest\x1a .nstance.v1.FollowEventsResponse\"\f\x82\xb5\x18\b\n" +
-	"\x06viewer0\x01\x12\x89\x01\n" +
+	"\x06viewer\x12\vGET /events\x12u\n" +
+	"\fFollowEvents\x12\x1f.nstance.v1.FollowEventsRequest\x1a .nstance.v1.FollowEventsResponse\" \x82\xb5\x18\x1c\n" +
+	"\x06viewer\x12\x12GET /events/follow0\x01\x12\x89\x01\n" +
 	"\x10RenewCertificate\x122.nstance.v1.OperatorServiceRenewCertificateRequest\x1a3.nstance.v1.OperatorServiceRenewCertificateResponse\"\f\x82\xb5\x18\b\n" +
 	"\x06viewerBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
 

@@ -244,19 +244,31 @@ type Connection struct {
 	Connected bool `json:"connected"`
 }
 
-func (a *api) followEvents(c *call, send func(any)) {
-	a.Fleet.FollowShards(c.Context(), c.shards, fleet.Watcher{
-		Event: func(e fleet.Event) { send(e) },
+// followEvents sends the events of the shards' journals that a FollowEventsRequest selects.
+func (a *api) followEvents(c *call, request proto.Message, send func(any)) {
+	r := request.(*nstancev1.FollowEventsRequest)
+	after := map[string]string{}
+	for _, shard := range c.shards {
+		after[shard] = r.GetAfter()
+	}
+	a.Fleet.FollowJournals(c.Context(), c.shards, r.GetFilter(), after, fleet.Watcher{
 		Lost: func(err *fleet.Error, _ time.Duration) {
 			send(Connection{Outcome: fleet.Outcome{Shard: err.Shard, Err: err}})
 		},
 		Found: func(shard string) { send(Connection{fleet.Outcome{Shard: shard}, true}) },
-	})
+	}, func(e fleet.Entry) { send(e) })
 }
 
 // serveFollow calls the route's follow function and streams the values that this function sends. It ends when the
 // client disconnects or stops reading, or when the server stops.
 func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
+	request, err := r.parse(c)
+	if err != nil {
+		return err
+	}
+	if f, ok := request.(*nstancev1.FollowEventsRequest); ok && f.GetAfter() != "" && len(c.shards) != 1 {
+		return badRequest("query: after: is a position in the journal of one shard: name the shard")
+	}
 	select {
 	case a.followers <- struct{}{}:
 		defer func() { <-a.followers }()
@@ -273,7 +285,7 @@ func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
 	lines, ended := make(chan []byte), make(chan struct{})
 	go func() {
 		defer close(ended)
-		r.follow(c, func(value any) {
+		r.follow(c, request, func(value any) {
 			line, err := json.Marshal(value)
 			if err != nil {
 				panic("httpapi: a followed value cannot be written as JSON: " + err.Error())

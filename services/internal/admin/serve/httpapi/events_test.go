@@ -7,7 +7,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
@@ -17,14 +20,18 @@ import (
 // stops.
 func TestFollow(t *testing.T) {
 	x := newAPI(t, "")
-	open := func() chan *nstancev1.GroupEvent {
-		events := make(chan *nstancev1.GroupEvent, 3)
-		events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: x.a.Groups[0]}
-		events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END}
-		return events
+	for query, want := range map[string]string{"all_shards=true&after=7-1": "name the shard", "shard=a&since=1h": "since"} {
+		status, text, _ := x.do(t, request{method: "GET", path: "/events/follow?" + query})
+		if status != http.StatusBadRequest || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s", query, status, text)
+		}
 	}
-	events := open()
-	x.a.GroupEvents = events
+	event := func(n int) *nstancev1.JournalEvent {
+		return &nstancev1.JournalEvent{Position: fmt.Sprintf("7-%d", n), Term: 7, Kind: "group_changed",
+			Group: "workers", At: timestamppb.Now()}
+	}
+	events := make(chan *nstancev1.JournalEvent, 3)
+	x.a.History, x.a.JournalEvents = []*nstancev1.JournalEvent{event(1), event(2)}, events
 	server := httptest.NewServer(x.handler)
 	defer server.Close()
 	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
@@ -44,7 +51,7 @@ func TestFollow(t *testing.T) {
 	schema := within(document.Components,
 		document.Paths["/events/follow"].Get.Responses["200"].Content["application/x-ndjson"].Schema)
 
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events/follow?shard=a", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events/follow?shard=a&after=7-1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,20 +69,14 @@ func TestFollow(t *testing.T) {
 		}
 		check(t, schema, string(line))
 		var got struct {
-			Shard      string
-			Snapshot   bool
-			GroupEvent struct {
-				Type, Group string
-				Status      struct{ Group string }
-			} `json:"group_event"`
-			Connected *bool
-			Error     *struct{ Code string }
+			Shard, Position, Kind, Group string
+			Connected                    *bool
+			Error                        *struct{ Code string }
 		}
 		if err := json.Unmarshal(line, &got); err != nil || got.Shard != "a" {
 			t.Fatalf("%v: %s", err, line)
 		}
-		e := got.GroupEvent
-		text := fmt.Sprintf("%s %s%s %t", e.Type, e.Group, e.Status.Group, got.Snapshot)
+		text := fmt.Sprintf("%s %s %s", got.Position, got.Kind, got.Group)
 		if got.Connected != nil {
 			text = fmt.Sprintf("connected %t, error %t", *got.Connected, got.Error != nil)
 		}
@@ -83,16 +84,16 @@ func TestFollow(t *testing.T) {
 			t.Fatalf("%s, want %s: %s", text, want, line)
 		}
 	}
-	next("TYPE_UPSERT workers true")
-	next("TYPE_SNAPSHOT_END  true")
-	events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "gone"}
-	next("TYPE_DELETE gone false")
-	x.a.Do(func() { x.a.GroupEvents = open() })
+	next("7-2 group_changed workers")
+	events <- event(3)
+	next("7-3 group_changed workers")
+	again := make(chan *nstancev1.JournalEvent, 1)
+	again <- event(4)
+	x.a.Do(func() { x.a.History, x.a.JournalEvents = []*nstancev1.JournalEvent{event(3)}, again })
 	close(events)
 	next("connected false, error true")
 	next("connected true, error false")
-	next("TYPE_UPSERT workers true")
-	next("TYPE_SNAPSHOT_END  true")
+	next("7-4 group_changed workers")
 	close(x.ended)
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
 		t.Errorf("%q, %v after the end", rest, err)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -36,7 +37,7 @@ type route struct {
 	do          func(*call) (status int, body any, err error)
 	// Routes that stream have the function `follow` instead of `do`. follow sends values of the answer's type, one on
 	// each line, until the client disconnects.
-	follow func(c *call, send func(any))
+	follow func(c *call, request proto.Message, send func(any))
 }
 
 // parameter is a field of the request that is a parameter of the query. Its path has more than one field if it is in a
@@ -76,12 +77,6 @@ func (a *api) routes() []route {
 			method: http.MethodGet, path: "/openapi.json", name: "OpenAPI", summary: "This document.",
 			answer: func(*document) object { return object{"type": "object"} },
 			do:     func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
-		}, {
-			method: http.MethodGet, path: "/events/follow", name: "FollowShards", shards: true,
-			role: record.RoleViewer, summary: "What happens in shards, one event on each line, beginning with the " +
-				"present state. The response ends when the client disconnects. Empty lines show that the connection " +
-				"works.",
-			answer: (*document).event, follow: a.followEvents,
 		},
 	}
 	calls := nstancev1.OperatorCalls()
@@ -101,7 +96,13 @@ func (a *api) routes() []route {
 		if verb == http.MethodGet || r.body != nil {
 			r.query = parametersOf(r.request, r.body)
 		}
-		r.do = func(c *call) (int, any, error) { return a.invoke(r, method, c) }
+		if method.IsStreamingServer() {
+			r.follow, r.answer = a.followEvents, (*document).entry
+			r.summary += " Each line of the response is one event. The response ends when the client disconnects. Empty " +
+				"lines show that the connection works."
+		} else {
+			r.do = func(c *call) (int, any, error) { return a.invoke(r, method, c) }
+		}
 		routes = append(routes, r)
 	}
 	return routes
@@ -230,16 +231,14 @@ func (d *document) answer(message protoreflect.MessageDescriptor) object {
 	return reference(name)
 }
 
-// event returns the schema of a line of GET /events/follow.
-func (d *document) event() object {
-	events := object{"shard": object{"type": "string"}, "snapshot": object{"type": "boolean"}}
-	for name, message := range map[string]protoreflect.ProtoMessage{"group_event": (*nstancev1.GroupEvent)(nil),
-		"instance_event": (*nstancev1.InstanceEvent)(nil), "error_event": (*nstancev1.ErrorEvent)(nil)} {
-		events[name] = d.refer(message.ProtoReflect().Descriptor())
-	}
+// entry returns the schema of a line of GET /events/follow.
+func (d *document) entry() object {
+	entry := d.message((*nstancev1.JournalEvent)(nil).ProtoReflect().Descriptor())
+	entry["properties"].(object)["shard"] = object{"type": "string"}
+	entry["required"] = append(entry["required"].([]string), "shard")
 	connection := schemaOf(object{"shard": object{"type": "string"}, "error": reference("Failure"),
 		"connected": object{"type": "boolean"}}, "shard", "connected")
-	return object{"anyOf": []any{schemaOf(events, "shard", "snapshot"), connection}}
+	return object{"anyOf": []any{entry, connection}}
 }
 
 // refer returns a reference to the schema of a message.
