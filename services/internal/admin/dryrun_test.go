@@ -385,7 +385,8 @@ func (r *real) compare(t *testing.T, args, says []string, command string) {
 		if k, _ := fmt.Sscanf(line, "a: %d of %d", &n, &of); k == 2 {
 			replaced += n
 		}
-		if _, err := fmt.Sscanf(line, "a: %d instance", &n); err == nil && strings.Contains(line, "would be created\n") {
+		if _, err := fmt.Sscanf(line, "a: %d instance", &n); err == nil &&
+			strings.Contains(line, "would be created\n") {
 			made += n
 		}
 	}
@@ -397,7 +398,7 @@ func (r *real) compare(t *testing.T, args, says []string, command string) {
 		done = append(done, "--yes")
 	}
 	r.must(t, done...)
-	after := before
+	var after map[string]string
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		after = r.instances(t)
 		var ended, began int

@@ -20,7 +20,8 @@ import (
 // stops.
 func TestFollow(t *testing.T) {
 	x := newAPI(t, "")
-	for query, want := range map[string]string{"all_shards=true&after=7-1": "name the shard", "shard=a&since=1h": "since"} {
+	for query, want := range map[string]string{"all_shards=true&after=7-1": "name the shard",
+		"shard=a&since=1h": "since"} {
 		status, text, _ := x.do(t, request{method: "GET", path: "/events/follow?" + query})
 		if status != http.StatusBadRequest || !strings.Contains(text, want) {
 			t.Errorf("%s: %d %s", query, status, text)
@@ -51,7 +52,8 @@ func TestFollow(t *testing.T) {
 	schema := within(document.Components,
 		document.Paths["/events/follow"].Get.Responses["200"].Content["application/x-ndjson"].Schema)
 
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events/follow?shard=a&after=7-1", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+		server.URL+"/events/follow?shard=a&after=7-1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,8 +98,8 @@ func (a *api) routes() []route {
 		}
 		if method.IsStreamingServer() {
 			r.follow, r.answer = a.followEvents, (*document).entry
-			r.summary += " Each line of the response is one event. The response ends when the client disconnects. Empty " +
-				"lines show that the connection works."
+			r.summary += " Each line of the response is one event. The response ends when the client disconnects. " +
+				"Empty lines show that the connection works."
 		} else {
 			r.do = func(c *call) (int, any, error) { return a.invoke(r, method, c) }
 		}
