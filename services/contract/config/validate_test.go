@@ -196,7 +196,7 @@ func TestValidate(t *testing.T) {
 		{"quota below the static groups", with("", "", `, "size": 4`, `, "tenants": {"default": @{"max_instances": 3, "max_groups": 0}}`),
 			[]string{`tenants.default: tenant default would have 4 instances, at most 3 are permitted (to permit more, change tenants.default.max_instances in the shard's configuration)`}},
 		{"template's tenants", with("", `, "tenants": ["default", @"pord", "prod", @"default", @""]`, "", `, "tenants": {"prod": {}}`),
-			[]string{`templates.t.tenants[1]: there is no tenant "pord" (there are prod)`,
+			[]string{`templates.t.tenants[1]: there is no tenant "pord" (did you mean "prod"?)`,
 				`templates.t.tenants[3]: "default" is there twice`, `templates.t.tenants[4]: is empty`}},
 		{"permissions", with("", `, "args": {"list": [1], "object": {"text": "x"}}, "dynamic": {"args": ["/new/deep", "/list", "/object/text", "/a~1b~0",
 			@"list", @"", @"/~2", @"/list/0", @"/object/text/x", @"/a~"], "instance_types": ["t4g.*", @"[", @"t4g.*"],

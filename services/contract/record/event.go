@@ -36,7 +36,7 @@ const (
 	EventGroupChanged        EventKind = "group_changed" // by an operator; not by the configuration
 	EventGroupDeleted        EventKind = "group_deleted"
 	EventOverrideEnded       EventKind = "override_ended" // a value that an operator had set in a static group
-	EventGroupSize           EventKind = "group_size" // the counts of its instances have changed
+	EventGroupSize           EventKind = "group_size"     // the counts of its instances have changed
 	EventDeletionRequested   EventKind = "deletion_requested"
 	EventInstanceRequested   EventKind = "instance_requested" // on demand
 	EventLeaderStepsDown     EventKind = "leader_steps_down"  // because an operator asked for it

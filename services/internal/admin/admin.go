@@ -234,6 +234,12 @@ func (a *app) prepare(cmd *cobra.Command) {
 			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(given[0]); len(near) > 0 {
 				err.hint = "did you mean: " + strings.Join(near, ", ")
+			} else if cmd.HasParent() {
+				var names []string
+				for _, sub := range cmd.Commands() {
+					names = append(names, sub.Name())
+				}
+				err.hint = "there are: " + list(names) + ", such as \"" + cmd.Commands()[0].UseLine() + "\""
 			}
 			return err
 		}

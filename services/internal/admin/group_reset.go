@@ -34,8 +34,8 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 			if !slices.ContainsFunc(config.OperatorFields(), func(of string) bool {
 				return field == of || strings.HasPrefix(field, of+".") || strings.HasPrefix(field, of+"[")
 			}) {
-				return usageOf(cmd, fmt.Errorf("--field %s: operators cannot set this field, only %s", field,
-					strings.Join(config.OperatorFields(), ", ")))
+				return &usageError{err: fmt.Errorf("--field %s: operators cannot set this field", field),
+					hint: near(field, config.OperatorFields())}
 			}
 		}
 		patch, err := fleet.ResetPatch(fields)
