@@ -26,7 +26,7 @@ const keyRotationSize = 4
 
 // TestRotateKey rotates the encryption key as docs/how-to/rotate-keys.md says. Each of the two changes of the
 // configuration restarts both servers. Each may change the leader only once, and the shard must not lose an instance or
-// raise an alert.
+// raise an alert. The same holds when the leader steps down or is stopped.
 func TestRotateKey(t *testing.T) {
 	runShard(t, "scripts/test.sh rotatekey", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("timeout after 5 minutes"))
@@ -39,6 +39,7 @@ func TestRotateKey(t *testing.T) {
 type keyRotation struct {
 	stack    *local.Stack
 	operator *local.Operator
+	servers  [servers + 1]*local.Process
 }
 
 func (k *keyRotation) run(ctx context.Context) (err error) {
@@ -51,14 +52,18 @@ func (k *keyRotation) run(ctx context.Context) (err error) {
 		return err
 	}
 	for n := 1; n <= servers; n++ {
-		if _, err := k.stack.StartServer(ctx, n); err != nil {
+		if err := k.startServer(ctx, n); err != nil {
 			return err
 		}
 	}
 	if _, err := k.stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
-	if k.operator, err = k.stack.Connect(ctx); err != nil {
+	identity := filepath.Join(k.stack.Dir, "identity")
+	if err := k.admin(ctx, "register-operator", old, "--output-dir", identity, "--role", "admin"); err != nil {
+		return err
+	}
+	if k.operator, err = k.stack.ConnectWith(identity); err != nil {
 		return err
 	}
 	defer k.operator.Close()
@@ -77,7 +82,50 @@ func (k *keyRotation) run(ctx context.Context) (err error) {
 	if err := k.admin(ctx, "rotate-key", next, "--old-key", "env:"+old.Source); err != nil {
 		return err
 	}
-	return errors.Join(err, k.change(ctx, "only the new key", next), k.admin(ctx, "verify", next))
+	return errors.Join(err, k.change(ctx, "only the new key", next), k.admin(ctx, "verify", next),
+		k.planned(ctx, "the leader steps down", func(ctx context.Context, _ int) error {
+			_, err := k.operator.StepDown(ctx, &nstancev1.StepDownRequest{})
+			return err
+		}),
+		k.planned(ctx, "the leader is stopped and started", func(ctx context.Context, leader int) error {
+			if err := k.servers[leader].Stop(30 * time.Second); err != nil {
+				return err
+			}
+			return k.startServer(ctx, leader)
+		}))
+}
+
+func (k *keyRotation) startServer(ctx context.Context, n int) (err error) {
+	k.servers[n], err = k.stack.StartServer(ctx, n)
+	return err
+}
+
+// planned changes the leader, and checks what that costs.
+func (k *keyRotation) planned(ctx context.Context, name string, end func(ctx context.Context, leader int) error) error {
+	leader, term, err := awaitLeaderWithHeir(ctx, k.stack)
+	if err != nil {
+		return err
+	}
+	before, err := k.lines()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := end(ctx, leader); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := k.stack.AwaitLine(ctx, "serving as leader", term); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	if _, err := k.operator.AwaitHealthy(ctx, keyRotationSize); err != nil {
+		return err
+	}
+	lines, err := k.lines()
+	if err != nil {
+		return err
+	}
+	return checkRestarts(name, took, term, lines[len(before):])
 }
 
 // put writes a configuration with an encryption key and earlier ones.
@@ -165,7 +213,7 @@ func (k *keyRotation) lines() (all []logLine, err error) {
 	return all, nil
 }
 
-// checkRestarts prints and checks what a change of the configuration has cost. term is the term before the change.
+// checkRestarts prints and checks what a change of the leader has cost. term is the term before.
 func checkRestarts(name string, inForce time.Duration, term uint64, lines []logLine) error {
 	var changes int
 	var without time.Duration
@@ -185,7 +233,7 @@ func checkRestarts(name string, inForce time.Duration, term uint64, lines []logL
 			found[line.Kind] = append(found[line.Kind], line.Reason)
 		}
 	}
-	fmt.Printf("%s: in force after %.1f s; changes of the leader: %d; without a leader: %d ms; lost: %d; alerts: %d\n",
+	fmt.Printf("%s: done after %.1f s; changes of the leader: %d; without a leader: %d ms; lost: %d; alerts: %d\n",
 		name, inForce.Seconds(), changes, without.Milliseconds(), len(found["instance_lost"]),
 		len(found["alert_raised"]))
 	if changes != 1 || len(found) > 0 {
