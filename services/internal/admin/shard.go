@@ -129,6 +129,9 @@ func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatu
 			rows = append(rows, plain(answer.Shard, id, role, "", ""))
 		}
 	}
+	if len(rows) == 0 {
+		return nil
+	}
 	return a.table(w, []string{"*SHARD", "SERVER", "ROLE", "VERSION", "LEADS SINCE"}, rows)
 }
 

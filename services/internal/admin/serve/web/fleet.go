@@ -25,6 +25,11 @@ type fleetView struct {
 	Plots  plotsView
 }
 
+// Unanswered reports whether a shard does not answer, so that its groups are not known.
+func (v fleetView) Unanswered() bool {
+	return slices.ContainsFunc(v.Shards, func(s shardView) bool { return s.Err != nil })
+}
+
 // stat is a number on top of a page. Note explains it. Tone is good, warn, bad or empty.
 type stat struct {
 	Name, Value, Note, Tone string
@@ -220,7 +225,12 @@ func (v *fleetView) judge(replaced statistics) verdict {
 				"restarts its servers for a new configuration: "+waits)
 		}
 		if s.Status.GetHeirId() == "" && waits == "" {
-			add("warn", s.Shard, shardPath(s.Shard), "has no heir: no standby takes over if its leader fails")
+			text := "has no heir: no standby takes over if its leader fails"
+			if len(s.Status.GetStandbyIds()) > 0 {
+				text = "has a standby, but no heir yet: if its leader fails now, the standby waits for the end of the " +
+					"lease"
+			}
+			add("warn", s.Shard, shardPath(s.Shard), text)
 		}
 	}
 	for _, g := range v.Groups {
