@@ -62,6 +62,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 		{file: "change-size-or-type.md", steps: []step{
 			{texts: []string{"5 healthy"}},
 			{after: h.nowHealthy(2)},
+			{texts: []string{"its settings stay; size 2, 2 there"}},
 			{after: h.nowHealthy(1)},
 		}},
 		{file: "migrate-from-an-auto-scaling-group.md", steps: []step{
