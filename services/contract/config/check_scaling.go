@@ -25,7 +25,8 @@ func (c *checker) scaling(spec GroupSpec, path string) {
 	}
 	for i, schedule := range spec.Schedules {
 		if schedule.Size > s.Max && s.Max > 0 {
-			c.add(element(ChildPath(path, "schedules"), i)+".size", "%d is more than %d, the largest size", schedule.Size,
+			c.add(element(ChildPath(path, "schedules"), i)+".size", "%d is more than %d, the largest size",
+				schedule.Size,
 				s.Max).depends = []string{at + ".max"}
 		}
 	}

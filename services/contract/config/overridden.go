@@ -25,12 +25,14 @@ func Overridden(before, after *Shard, overrides Groups) (kept, ended []string) {
 				if f.Path == pathSize && f.byScaling() {
 					switch scales := after.Groups[tenant][name].Scaling != nil; {
 					case !scales:
-						ended = append(ended, fmt.Sprintf("Group %s no longer has scaling: its size changes from %s to %s.",
-							key, valueText(f.Value), valueText(to)))
+						ended = append(ended,
+							fmt.Sprintf("Group %s no longer has scaling: its size changes from %s to %s.",
+								key, valueText(f.Value), valueText(to)))
 					case !reflect.DeepEqual(f.Configured, to):
-						kept = append(kept, fmt.Sprintf("The change of size in group %s from %s to %s has no effect: the "+
-							"leader has scaled the group to %s.", key, valueText(f.Configured), valueText(to),
-							valueText(f.Value)))
+						kept = append(kept,
+							fmt.Sprintf("The change of size in group %s from %s to %s has no effect: the "+
+								"leader has scaled the group to %s.", key, valueText(f.Configured), valueText(to),
+								valueText(f.Value)))
 					}
 					continue
 				}

@@ -14,7 +14,8 @@ func withGroupFields(rest string) string {
 	return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)
 }
 
-// TestScaling checks which policies are refused, that a policy counts towards the quota, and that it is part of no hash.
+// TestScaling checks which policies are refused, that a policy counts towards the quota, and that it is part of no
+// hash.
 func TestScaling(t *testing.T) {
 	scaling := func(rest string) string {
 		return withGroupFields(`"scaling": {"max": 8, "metrics": [{"cpu": {"target": "60%"}}]` + rest + "}")
@@ -40,7 +41,8 @@ func TestScaling(t *testing.T) {
 		{scaling(`, "up": {"max_step": "0%"}`), `scaling.up.max_step: "0%" permits no change`},
 		{scaling(`, "down": {"max_step": "-1"}`), "scaling.down.max_step"},
 		{scaling(`, "down": {"stabilization": "-1s"}`), "cannot be negative"},
-		{scaling(`}, "schedules": [{"cron": "0 7 * * *", "size": 9}], "rollout": {`), "schedules[0].size: 9 is more than 8"},
+		{scaling(`}, "schedules": [{"cron": "0 7 * * *", "size": 9}], "rollout": {`),
+			"schedules[0].size: 9 is more than 8"},
 	} {
 		_, problems := Parse("a.jsonc", []byte(tt.src))
 		if text := problems.Error(); len(problems) == 0 || !strings.Contains(text, tt.problem) {
@@ -127,8 +129,9 @@ func TestScaledSize(t *testing.T) {
 		t.Errorf("kept %q, ended %q", kept, ended)
 	}
 
-	night := strings.Replace(withGroupFields(cpuScaling), `"size": 3,`, `"size": 3, "schedules": [{"cron": "0 7 * * *", `+
-		`"size": 5}, {"cron": "0 19 * * *", "size": 2}],`, 1)
+	night := strings.Replace(withGroupFields(cpuScaling), `"size": 3,`,
+		`"size": 3, "schedules": [{"cron": "0 7 * * *", `+
+			`"size": 5}, {"cron": "0 19 * * *", "size": 2}],`, 1)
 	g := merged(mustParse(t, night).WithDefaults(), GroupSpec{})
 	if size, next := g.SizeAt(at); size != 5 || g.LeastAt(at) != 5 || next.Hour() != 19 {
 		t.Errorf("by day: size %d until %s, at least %d", size, next, g.LeastAt(at))

@@ -183,7 +183,8 @@ func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool)
 	return []fact{
 		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
 		{"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
-		{"Scaling", g.GetScaling().GetWhy()}, {"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
+		{"Scaling", g.GetScaling().GetWhy()}, {"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()},
+		{"Arch", g.GetArch()},
 		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
 		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},
 	}

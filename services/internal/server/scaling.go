@@ -20,7 +20,8 @@ import (
 // scaler chooses the sizes of groups by their metrics, for one term.
 type scaler struct {
 	state *shardstate.State
-	// resize stores a group's new size and puts it in force. It returns errHeld if an operator has set a size meanwhile.
+	// resize stores a group's new size and puts it in force. It returns errHeld if an operator has set a size
+	// meanwhile.
 	resize func(ctx context.Context, key config.GroupKey, size int) error
 	record func(record.Event)
 	log    *slog.Logger
@@ -117,7 +118,8 @@ func (s *scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scal
 		s.log.Warn("the size of a group is not stored", "group", g.GroupKey.String(), "size", d.Size, "error", err)
 	default:
 		have.changed = s.now()
-		s.record(record.Event{Kind: record.EventGroupChanged, Tenant: g.Tenant, Group: g.GroupKey.Group, Actor: "leader",
+		s.record(record.Event{Kind: record.EventGroupChanged, Tenant: g.Tenant, Group: g.GroupKey.Group,
+			Actor:   "leader",
 			Message: fmt.Sprintf("size %d instead of %d: %s", d.Size, g.Group.Size, d.Why)})
 	}
 }

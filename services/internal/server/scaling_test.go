@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -39,7 +38,7 @@ func newScalingStage(t *testing.T, size int) *scalingStage {
 		Template: "t", Size: size, MaxSurge: 1, Scaling: &config.Scaling{Min: &least, Max: 20, Tolerance: "10%",
 			Metrics: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "50%"}}},
 			Up:      config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"}}}
-	stage.scaler = &scaler{state: state, log: slog.New(slog.NewTextHandler(io.Discard, nil)), now: now,
+	stage.scaler = &scaler{state: state, log: slog.New(slog.DiscardHandler), now: now,
 		record: func(e record.Event) { stage.events = append(stage.events, e) },
 		resize: func(_ context.Context, _ config.GroupKey, size int) error {
 			if stage.refuse != nil {
@@ -50,7 +49,8 @@ func newScalingStage(t *testing.T, size int) *scalingStage {
 			stage.configure()
 			return nil
 		}}
-	state.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{stage.group.GroupKey: stage.group})
+	state.Configure((&config.Shard{}).WithDefaults(),
+		map[config.GroupKey]config.Group{stage.group.GroupKey: stage.group})
 	for range size {
 		stage.add()
 	}
@@ -82,7 +82,8 @@ func (s *scalingStage) add() {
 // report lets all agents report a share of their processors.
 func (s *scalingStage) report(cpu float32) {
 	for id, stream := range s.streams {
-		s.state.Reported(id, stream, shardstate.Report{Healthy: true, Metrics: shardstate.Metrics{CPU: cpu, MemoryTotal: 1}})
+		s.state.Reported(id, stream, shardstate.Report{Healthy: true, Metrics: shardstate.Metrics{CPU: cpu,
+			MemoryTotal: 1}})
 	}
 }
 
@@ -105,7 +106,8 @@ func TestScaler(t *testing.T) {
 		t.Fatalf("at 100 %% of 50 %%: sizes %v", s.resized)
 	}
 	if e := s.events; len(e) != 1 || e[0].Kind != record.EventGroupChanged || e[0].Actor != "leader" ||
-		!strings.HasPrefix(e[0].Message, "size 8 instead of 4: cpu is at 100 %, with a target of 50 %, which asks for 8") {
+		!strings.HasPrefix(e[0].Message,
+			"size 8 instead of 4: cpu is at 100 %, with a target of 50 %, which asks for 8") {
 		t.Errorf("%+v", e)
 	}
 	s.pass(1, time.Minute) // the four new ones boot
@@ -163,7 +165,8 @@ func TestScaledSizeIsStored(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(func(doc map[string]any) {
 		doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": 1,
-			"scaling": map[string]any{"max": 5, "metrics": []any{map[string]any{"cpu": map[string]any{"target": "50%"}}}}}}}
+			"scaling": map[string]any{"max": 5,
+				"metrics": []any{map[string]any{"cpu": map[string]any{"target": "50%"}}}}}}}
 	})
 	key := config.GroupKey{Tenant: "default", Group: "g"}
 	p := r.start(testKey)

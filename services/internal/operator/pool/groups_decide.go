@@ -135,7 +135,7 @@ func settingsOf(g *nstancev1.GroupStatus) string { return g.GetSpecJson() + "\n"
 const (
 	// sizeRefused and scalingRefused are the reasons for refusing a spec.config that has a size or scaling.
 	sizeRefused    = "config.size: the replicas of the MachinePool set the size: remove it"
-	scalingRefused = "config.scaling: the replicas of the MachinePool set the size: remove it, and scale the MachinePool"
+	scalingRefused = "config.scaling: the MachinePool sets the size: remove it, and scale the MachinePool"
 )
 
 // refusedSetting returns why spec.config is refused, because it sets what the MachinePool sets; "": it does not. The

@@ -45,8 +45,8 @@ type ScalingInput struct {
 	// Since is when this leader first read the group's metrics.
 	Since  time.Time
 	Policy *config.Scaling
-	// Size is the present size, and ChangedAt when it last changed; zero: unknown. Least is the smallest permitted size,
-	// which schedules may set.
+	// Size is the present size, and ChangedAt when it last changed; zero: unknown. Least is the smallest permitted
+	// size, which schedules may set.
 	Size, Least int
 	ChangedAt   time.Time
 	Metrics     []Reading
@@ -59,7 +59,8 @@ type ScalingDecision struct {
 	Size int
 	// Why says in a sentence what the metrics ask for and what limits it. It has no size in it that changes by itself.
 	Why string
-	// Wanted is the size that the metrics ask for, before windows and steps. It is the present size if they are unknown.
+	// Wanted is the size that the metrics ask for, before windows and steps. It is the present size if they are
+	// unknown.
 	Wanted int
 	// LimitedBy is the field that keeps the size from Wanted: "min", "max", "up.max_step", "down.max_step",
 	// "up.stabilization" or "down.stabilization"; "": none. Until is when that ends if the metrics stay the same.
@@ -205,7 +206,8 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 	case d.Wanted < in.Size && size > d.Wanted:
 		d.LimitedBy, d.Until = "down.stabilization", until
 	}
-	if opens := in.Since.Add(down); size < in.Size && in.Now.Before(opens) { // a new leader does not know what was asked
+	// A new leader does not know what was asked before.
+	if opens := in.Since.Add(down); size < in.Size && in.Now.Before(opens) {
 		size, d.LimitedBy, d.Until = in.Size, "down.stabilization", opens
 	}
 	// Rule 75.
@@ -241,7 +243,8 @@ func largestStep(text string, size int) int {
 
 // sentence says what a metric asks for.
 func (m ScaledMetric) sentence() string {
-	return fmt.Sprintf("%s is at %s, with a target of %s, which asks for %d (rule 73)", m.Name, m.text(m.Value), m.text(m.Target), m.Wanted)
+	return fmt.Sprintf("%s is at %s, with a target of %s, which asks for %d (rule 73)", m.Name, m.text(m.Value),
+		m.text(m.Target), m.Wanted)
 }
 
 // text returns a value of the metric for people.

@@ -15,8 +15,10 @@ import (
 // policy returns a scaling policy with the defaults of the configuration.
 func policy(change func(*config.Scaling)) *config.Scaling {
 	least, down := 1, config.Duration(5*time.Minute)
-	p := &config.Scaling{Min: &least, Max: 100, Metrics: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "50%"}}},
-		Up: config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"}, Tolerance: "10%"}
+	p := &config.Scaling{Min: &least, Max: 100,
+		Metrics: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "50%"}}},
+		Up:      config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"},
+		Tolerance: "10%"}
 	if change != nil {
 		change(p)
 	}
@@ -52,7 +54,8 @@ func TestScale(t *testing.T) {
 		{name: "rule 73: another tolerance", size: 4, policy: func(p *config.Scaling) { p.Tolerance = "1%" },
 			metrics: []Reading{reading(same(4, 54))}, want: 5},
 		{name: "rule 73: the largest wins", size: 4, metrics: []Reading{reading(same(4, 10)),
-			{Name: "memory", Target: 50000, Values: same(4, 75)}}, want: 6, why: "memory is at 75 %, with a target of 50 %"},
+			{Name: "memory", Target: 50000, Values: same(4, 75)}}, want: 6,
+			why: "memory is at 75 %, with a target of 50 %"},
 		{name: "rule 73: booting instances count as idle for growing", size: 6, metrics: []Reading{
 			{Name: "cpu", Target: 50000, Values: same(4, 95), Unready: 2}}, want: 8},
 		{name: "rule 73: enough instances boot already", size: 8, metrics: []Reading{
@@ -88,11 +91,13 @@ func TestScale(t *testing.T) {
 			{Name: "memory", Target: 50000, Problem: "no answer"}}, want: 5, why: "no answer, so that the size stays"},
 		{name: "rule 76: a metric fails and the other grows", size: 5, metrics: []Reading{reading(same(5, 100)),
 			{Name: "memory", Target: 50000, Problem: "no answer"}}, want: 10},
-		{name: "rule 76: nobody is ready", size: 5, metrics: []Reading{{Name: "cpu", Target: 50000, Unready: 5}}, want: 5,
-			why: "no instance is ready to tell its cpu, so that the size stays (rule 76)"},
+		{name: "rule 76: nobody is ready", size: 5, metrics: []Reading{{Name: "cpu", Target: 50000, Unready: 5}},
+			want: 5,
+			why:  "no instance is ready to tell its cpu, so that the size stays (rule 76)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			in := ScalingInput{Now: now, Since: now.Add(-max(test.since, 0)), Policy: policy(test.policy), Size: test.size,
+			in := ScalingInput{Now: now, Since: now.Add(-max(test.since, 0)), Policy: policy(test.policy),
+				Size:    test.size,
 				Metrics: test.metrics, Asked: test.asked}
 			if test.since == 0 {
 				in.Since = now.Add(-time.Hour)
@@ -146,7 +151,8 @@ func (s *scaled) tick(load float64) ScalingDecision {
 	if healthy > 0 && !s.now.Before(s.reported.Add(s.report)) {
 		s.value, s.reported = int64(min(100, load/float64(healthy))*1000), s.now
 	}
-	r := Reading{Name: "cpu", Target: 50000, Values: slices.Repeat([]int64{s.value}, settled), Unready: s.size - settled}
+	r := Reading{Name: "cpu", Target: 50000, Values: slices.Repeat([]int64{s.value}, settled),
+		Unready: s.size - settled}
 	if s.silent {
 		r.Values, r.Missing = nil, settled
 	}
@@ -186,8 +192,9 @@ func TestScalingConverges(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, boot %v", name, boot), func(t *testing.T) {
 				dice := rand.New(rand.NewPCG(1, 2))
 				start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-				s := &scaled{policy: policy(func(p *config.Scaling) { *p.Min, p.Max = 2, 60 }), now: start, since: start,
-					boot: boot, report: time.Minute}
+				s := &scaled{policy: policy(func(p *config.Scaling) { *p.Min, p.Max = 2, 60 }), now: start,
+					since: start,
+					boot:  boot, report: time.Minute}
 				s.resize(5)
 				var sizes []int
 				last := start

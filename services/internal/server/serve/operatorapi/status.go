@@ -50,7 +50,8 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 }
 
 func groupScaling(d *plan.ScalingDecision) *nstancev1.GroupScaling {
-	out := &nstancev1.GroupScaling{Why: d.Why, Wanted: uint32(d.Wanted), LimitedBy: d.LimitedBy, Until: timestamp(d.Until),
+	out := &nstancev1.GroupScaling{Why: d.Why, Wanted: uint32(d.Wanted), LimitedBy: d.LimitedBy,
+		Until:   timestamp(d.Until),
 		Problem: d.Problem}
 	for _, m := range d.Metrics {
 		metric := &nstancev1.ScalingMetric{Name: m.Name, Target: float64(m.Target) / 1000, Wanted: uint32(m.Wanted),
