@@ -20,8 +20,8 @@ func (s *story) instanceChapters() []chapter {
 			{"instance describe", false, []string{"$INSTANCE", "Deleted:"}},
 			{"explain group", false, []string{"Planned again:", "well"}},
 			{"group wait", false, []string{"2 healthy"}},
-			{"doctor", false, []string{"dev-1 is fine.", "2 of 2 healthy", "opens the CA's key", "agrees with the bucket's",
-				"none is active"}},
+			{"doctor", false, []string{"dev-1 is fine.", "2 of 2 healthy", "opens the CA's key",
+				"agrees with the bucket's", "none is active"}},
 		},
 	}, {
 		heading: "A health check fails", inject: s.failCheck, settle: s.settled,
@@ -97,7 +97,8 @@ func (s *story) leaderChapters() []chapter {
 			doctor: []string{"leader", "ports of server-", "operator port in --servers"}},
 		commands: []expectation{
 			{"status", true, []string{"connection refused"}},
-			{"doctor", true, []string{"dev-1 has no leader; server-", "a takeover is possible", "no port answers", "journalctl -u nstance-server", "ports of server-"}},
+			{"doctor", true, []string{"dev-1 has no leader; server-", "a takeover is possible", "no port answers",
+				"journalctl -u nstance-server", "ports of server-"}},
 			{"support", false, []string{"shards/dev-1/events.json", "leader of shard dev-1", "bundle.tar.gz: "}},
 		},
 	}}

@@ -140,8 +140,8 @@ func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path s
 		}
 	}
 	if s := spec.Scaling; s != nil && s.Max > most {
-		c.refuse(ChildPath(path, "scaling")+".max", name, "dynamic.max_size", "%d is more than %d, the largest permitted "+
-			"size", s.Max, most)
+		c.refuse(ChildPath(path, "scaling")+".max", name, "dynamic.max_size",
+			"%d is more than %d, the largest permitted size", s.Max, most)
 	}
 	if spec.Size != nil && *spec.Size > most {
 		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",

@@ -315,8 +315,7 @@ type Group struct {
 	Purchase Purchase `json:",omitzero"`
 	// Scaling, with its defaults, lets the leader choose the size; nil: it does not.
 	Scaling *Scaling `json:",omitempty"`
-	// SizeHeld means that an operator has pinned the size, or set it until SizeUntil, so that the leader does not change
-	// it.
+	// SizeHeld means that an operator has pinned the size, or set it until SizeUntil, so that the leader keeps it.
 	SizeHeld bool `json:",omitempty"`
 	// Schedules change the size; see [Group.SizeAt].
 	Schedules []SizeSchedule `json:",omitempty"`

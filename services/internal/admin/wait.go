@@ -103,8 +103,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 }
 
 // await calls the function `done` for all selected shards again and again, until it returns true for all of them in the
-// same round. `done` also returns a text. await prints this text whenever more than a duration in it changes. Temporary errors, such as a lost
-// leader, are printed and do not end the wait. hint is the command that explains what blocks the change.
+// same round. `done` also returns a text. await prints this text whenever more than a duration in it changes. Temporary
+// errors, such as a lost leader, are printed and do not end the wait. hint is the command that explains what blocks the
+// change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	f, shards, err := a.connect(s)

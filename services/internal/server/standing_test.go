@@ -216,7 +216,8 @@ func TestOutageOfTheBucket(t *testing.T) {
 	b.observe("put", time.Second, syscall.ECONNREFUSED, at(11))
 	b.observe("put", time.Second, context.DeadlineExceeded, at(13))
 	b.observe("get", time.Second, syscall.ECONNREFUSED, at(14))
-	if o := b.present(at(14)); !o.since.Equal(at(10)) || o.what != "write to the bucket" || o.cause != "no answer in time" {
+	if o := b.present(at(14)); !o.since.Equal(at(10)) || o.what != "write to the bucket" ||
+		o.cause != "no answer in time" {
 		t.Errorf("%+v", o)
 	}
 	b.observe("put", time.Second, objstore.ErrConflict, at(20))

@@ -186,8 +186,8 @@ func TestPreserveSurvivesLeaders(t *testing.T) {
 					}
 					over := !preserved.IsZero() && !f.Now.Before(preserved.Add(length))
 					if n > 1 || victim.Truth != plan.ProviderRunning && !over {
-						t.Fatalf("after %v, landed %t: %d are preserved, the first since %v:\n%s", at, landed, n, preserved,
-							f.Transcript())
+						t.Fatalf("after %v, landed %t: %d are preserved, the first since %v:\n%s", at, landed, n,
+							preserved, f.Transcript())
 					}
 				}
 			}

@@ -704,7 +704,8 @@ func TestDrainSurvivesLeaders(t *testing.T) {
 						first := announced[vm]
 						early := first.IsZero() || f.Now.Before(first.Add(f.HookAfter-time.Second))
 						if !vm.TerminateRequested.IsZero() && early {
-							t.Fatalf("a crash after %v, landed %t: %s ends, its drain began at %v:\n%s", at, landed, vm.Name,
+							t.Fatalf("a crash after %v, landed %t: %s ends, its drain began at %v:\n%s", at, landed,
+								vm.Name,
 								first, f.Transcript())
 						}
 					}

@@ -134,8 +134,8 @@ type Wait struct {
 	Late bool
 	// Unusable means that the lock cannot be decoded, or is an earlier version that was written back.
 	Unusable bool
-	// LeaseEnds is when the holder's lease ends at the latest. A leader also needs the promises of its heir. Takeover is
-	// when this process may write the lock. Both are zero if they are not known.
+	// LeaseEnds is when the holder's lease ends at the latest. A leader also needs the promises of its heir. Takeover
+	// is when this process may write the lock. Both are zero if they are not known.
 	LeaseEnds, Takeover Instant
 }
 
