@@ -251,11 +251,10 @@ func (a *app) confirmChange(cmd *cobra.Command, s *confirmation, destructive boo
 	case !isTerminal(a.Stdin):
 		return false, withoutTerminal(cmd)
 	}
-	end := "."
-	if strings.HasPrefix(what, "\n") { // a list
-		end = ""
+	if !strings.HasPrefix(what, "\n") { // no list
+		what = " " + what + "."
 	}
-	fmt.Fprintf(a.Stderr, "This changes the cluster: %s%s\nGo on? Type yes: ", what, end)
+	fmt.Fprintf(a.Stderr, "This changes the cluster:%s\nGo on? Type yes: ", what)
 	answer, err := a.readAnswer()
 	if err == nil && answer != "yes" {
 		err = errors.New("not confirmed: nothing was done")
