@@ -205,6 +205,19 @@ locals {
       }
     },
     {
+      Sid      = "ReadOwnConsoles"
+      Effect   = "Allow"
+      Action   = "ec2:GetConsoleOutput"
+      Resource = "${local.ec2}:instance/*"
+      Condition = {
+        StringEquals = {
+          "aws:ResourceTag/nstance:cluster" = var.cluster.id
+          "aws:ResourceTag/nstance:shard"   = shard
+          "aws:ResourceTag/nstance:managed" = "true"
+        }
+      }
+    },
+    {
       # These actions do not support resource-level permissions.
       Sid    = "Describe"
       Effect = "Allow"

@@ -26,7 +26,8 @@ locals {
       title = "servers start and end VMs"
       permissions = [
         "compute.disks.addResourcePolicies", "compute.disks.create", "compute.disks.setLabels", "compute.disks.useReadOnly",
-        "compute.instances.addResourcePolicies", "compute.instances.create", "compute.instances.delete", "compute.instances.setLabels",
+        "compute.instances.addResourcePolicies", "compute.instances.create", "compute.instances.delete", "compute.instances.getSerialPortOutput",
+        "compute.instances.setLabels",
         "compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
         "compute.instances.use",
       ]

@@ -157,6 +157,7 @@ func fixture(shard string) *fleettest.Shard {
 				InstanceId: secondID,
 				Replaces:   firstID, Actor: "leader", Message: "gone"},
 		},
+		Console: "booting\n",
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{
 			"workers": {
 				PlannedAt: ago(0), Term: 7, Desired: 3, BlockedReason: "backing off: no capacity for t4g.medium",
@@ -328,8 +329,20 @@ func TestTranscripts(t *testing.T) {
 			s.Drained = true
 		}},
 		"instance-delete-decrement": {args: "instance delete " + firstID + " --shard us-a --decrement --yes"},
-		"explain-group":             {args: "explain group workers --shard us-a"},
-		"explain-group-quiet":       {args: "explain group batch --all-shards"},
+		"instance-console": {args: "instance console " + firstID + " --shard us-b", b: func(s *fleettest.Shard) {
+			s.Console = "booting\n\tlogin:\x1b[2J\n"
+		}},
+		"instance-console-none": {args: "instance console " + firstID + " --shard us-b", b: func(s *fleettest.Shard) {
+			s.Console = ""
+		}},
+		"explain-instance-late": {args: "explain instance " + secondID + " --shard us-b", b: func(s *fleettest.Shard) {
+			s.Console = "boot: no such file\n"
+			s.Explanations["workers"].Instances[1].Late = true
+		}},
+		"explain-instance-late-denied": {args: "explain instance " + secondID + " --shard us-b",
+			b: func(s *fleettest.Shard) { s.Console, s.Explanations["workers"].Instances[1].Late = "", true }},
+		"explain-group":       {args: "explain group workers --shard us-a"},
+		"explain-group-quiet": {args: "explain group batch --all-shards"},
 		"explain-group-alerts": {args: "explain group batch --shard us-b", b: func(s *fleettest.Shard) {
 			e := s.Explanations["batch"]
 			e.UnhealthyGuard = true

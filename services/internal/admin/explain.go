@@ -28,12 +28,13 @@ func (a *app) explainGroupCommand() *cobra.Command {
 		Use: "group GROUP", Short: "Show what happens next in a group", Args: cobra.ExactArgs(1),
 		Long: `Shows in a sentence what a group waits for, then the next actions with their reasons, when
 the leader plans the group again, and the planning rule that classifies each instance.
-Times in the sentence are in UTC.`,
+Times in the sentence are in UTC. If a VM takes unusually long to register, the end of its
+console follows.`,
 		Example: `  nstance-admin explain group workers --shard us-west-2a
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return reads(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.Group)
+	return a.explains(cmd, request, &request.Group)
 }
 
 func (a *app) explainInstanceCommand() *cobra.Command {
@@ -44,7 +45,20 @@ this instance, and the actions that the leader would take next for it.`,
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw`,
 	}
 	request := new(nstancev1.ExplainGroupRequest)
-	return reads(a, cmd, fleet.Client.ExplainGroup, request, a.writeExplanations, &request.InstanceId)
+	return a.explains(cmd, request, &request.InstanceId)
+}
+
+// explains completes a command that shows plans. If an agent is late to register, it also shows the end of its VM's
+// console.
+func (a *app) explains(cmd *cobra.Command, request *nstancev1.ExplainGroupRequest, argument *string) *cobra.Command {
+	s := readFlags(cmd)
+	return asksIn(a, cmd, s, fleet.Client.ExplainGroup, request,
+		func(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {
+			if err := a.writeExplanations(w, answers); err != nil {
+				return err
+			}
+			return a.writeLateConsole(cmd.Context(), w, s, answers)
+		}, argument)
 }
 
 func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {

@@ -19,8 +19,8 @@ func (a *app) instanceCommand() *cobra.Command {
 		Long: `Instances are VMs. The leader creates and replaces the instances of a group. "instance
 create" makes an additional, on-demand instance, which does not count towards the group's
 size and stays until it is deleted.`}
-	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceCreateCommand(),
-		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceReleaseCommand(), a.instanceDeleteCommand())
+	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceConsoleCommand(),
+		a.instanceCreateCommand(), a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceReleaseCommand(), a.instanceDeleteCommand())
 	return cmd
 }
 

@@ -42,6 +42,7 @@ var parity = map[string]struct{ args, request, body string }{
 	"group wait":       {"workers", "GET /groups?group=workers", ""},
 	"instance drain": {firstID + " --yes", "POST /instance/delete, GET /instance?instance_id=" + firstID,
 		`{"instance_id": "` + firstID + `"}`},
+	"instance console": {firstID, "GET /instance/console?instance_id=" + firstID, ""},
 	"instance protect": {firstID, "POST /instance/protect", `{"instance_id": "` + firstID + `"}`},
 	"group scale": {"workers 5", "POST /group?group=workers&must_exist=true, GET /groups?group=workers",
 		`{"size": 5}`},

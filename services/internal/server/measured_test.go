@@ -80,6 +80,10 @@ func (p *fullProvider) DescribeType(ctx context.Context, _ string) (infra.Instan
 	p.last = ctx
 	return infra.InstanceType{}, infra.Throttled
 }
+func (p *fullProvider) ReadConsole(ctx context.Context, _ infra.VM) ([]byte, error) {
+	p.last = ctx
+	return nil, infra.Throttled
+}
 func (p *fullProvider) Register(ctx context.Context, _ string, _ infra.VM) error {
 	p.last = ctx
 	return infra.Throttled
@@ -190,7 +194,9 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	membership, _ := infra.Capability[infra.LoadBalancerMembership](provider)
 	images, _ := infra.Capability[infra.Images](provider)
 	types, _ := infra.Capability[infra.InstanceTypes](provider)
+	consoles, _ := infra.Capability[infra.VMConsoles](provider)
 	ctx := context.Background()
+	_, _ = consoles.ReadConsole(ctx, infra.VM{})
 	_ = network.Acquire(ctx, "")
 	_ = network.Release(ctx, "")
 	_, _ = evidence.MachineState(ctx, "")
@@ -204,7 +210,7 @@ func TestCapabilitiesAreMeasured(t *testing.T) {
 	_, _ = types.DescribeType(ctx, "")
 	want := map[string]int{"acquire_address": 1, "release_address": 1, "machine_state": 1, "subnet_capacity": 1,
 		"register": 1, "deregister": 1, "resolve_image": 1, "describe_type": 1, "load_balancer_health": 1,
-		"deregistration_delay": 1, "load_balancer_membership": 1}
+		"deregistration_delay": 1, "load_balancer_membership": 1, "read_console": 1}
 	if !reflect.DeepEqual(calls, want) {
 		t.Errorf("counted %v, want %v", calls, want)
 	}

@@ -287,6 +287,10 @@ func (m *measuredProvider) DescribeType(ctx context.Context, name string) (infra
 	return measureCall(ctx, m, "describe_type", capability[infra.InstanceTypes](m).DescribeType, name)
 }
 
+func (m *measuredProvider) ReadConsole(ctx context.Context, vm infra.VM) ([]byte, error) {
+	return measureCall(ctx, m, "read_console", capability[infra.VMConsoles](m).ReadConsole, vm)
+}
+
 func (m *measuredProvider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	return measureError(ctx, m, "register", func(ctx context.Context, vm infra.VM) error {
 		return capability[infra.LoadBalancers](m).Register(ctx, lb, vm)

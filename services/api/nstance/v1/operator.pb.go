@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -2928,7 +2928,9 @@ type InstanceVerdict struct {
 	// Whom the drain of the instance waits for; empty: nobody.
 	DrainWaits string `protobuf:"bytes,10,opt,name=drain_waits,json=drainWaits,proto3" json:"drain_waits,omitempty"`
 	// What the instance waits for.
-	Wait          string `protobuf:"bytes,11,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait string `protobuf:"bytes,11,opt,name=wait,proto3" json:"wait,omitempty"`
+	// True if the agent has not registered although others of the group usually had by then.
+	Late          bool `protobuf:"varint,12,opt,name=late,proto3" json:"late,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3038,6 +3040,13 @@ func (x *InstanceVerdict) GetWait() string {
 		return x.Wait
 	}
 	return ""
+}
+
+func (x *InstanceVerdict) GetLate() bool {
+	if x != nil {
+		return x.Late
+	}
+	return false
 }
 
 type ExplainChangeRequest struct {
@@ -3918,6 +3927,113 @@ func (x *GetInstanceTypeResponse) GetMemoryMib() uint64 {
 	return 0
 }
 
+type GetInstanceConsoleRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// The last lines only. 0: all that the server returns, which is at most 64 KiB.
+	Lines         uint32 `protobuf:"varint,2,opt,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetInstanceConsoleRequest) Reset() {
+	*x = GetInstanceConsoleRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetInstanceConsoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetInstanceConsoleRequest) ProtoMessage() {}
+
+func (x *GetInstanceConsoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetInstanceConsoleRequest.ProtoReflect.Descriptor instead.
+func (*GetInstanceConsoleRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *GetInstanceConsoleRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *GetInstanceConsoleRequest) GetLines() uint32 {
+	if x != nil {
+		return x.Lines
+	}
+	return 0
+}
+
+type GetInstanceConsoleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lines of text without control characters. Empty: the provider has no output yet.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// True if earlier output is left out.
+	Cut           bool `protobuf:"varint,2,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetInstanceConsoleResponse) Reset() {
+	*x = GetInstanceConsoleResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetInstanceConsoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetInstanceConsoleResponse) ProtoMessage() {}
+
+func (x *GetInstanceConsoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetInstanceConsoleResponse.ProtoReflect.Descriptor instead.
+func (*GetInstanceConsoleResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *GetInstanceConsoleResponse) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *GetInstanceConsoleResponse) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
 type GetInstanceStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -3927,7 +4043,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4055,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4068,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -3971,7 +4087,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3983,7 +4099,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3996,7 +4112,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -4022,7 +4138,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4034,7 +4150,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4047,7 +4163,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -4089,7 +4205,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4101,7 +4217,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4114,7 +4230,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -4186,7 +4302,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4198,7 +4314,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4211,7 +4327,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -4475,7 +4591,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4603,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4616,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -4518,7 +4634,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4530,7 +4646,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4543,7 +4659,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 type WatchGroupsRequest struct {
@@ -4554,7 +4670,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4566,7 +4682,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4579,7 +4695,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 type WatchGroupsResponse struct {
@@ -4591,7 +4707,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4603,7 +4719,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4616,7 +4732,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -4639,7 +4755,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4767,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4780,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -4699,7 +4815,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4827,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4840,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -4743,7 +4859,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4871,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4884,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -4800,7 +4916,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4812,7 +4928,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4825,7 +4941,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -4892,7 +5008,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4904,7 +5020,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4917,7 +5033,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 type WatchErrorsResponse struct {
@@ -4929,7 +5045,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4941,7 +5057,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4954,7 +5070,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -4980,7 +5096,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4992,7 +5108,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5005,7 +5121,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -5065,7 +5181,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5077,7 +5193,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5090,7 +5206,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -5142,7 +5258,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5154,7 +5270,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5167,7 +5283,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -5209,7 +5325,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5221,7 +5337,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5234,7 +5350,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -5262,7 +5378,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5274,7 +5390,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5287,7 +5403,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -5313,7 +5429,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5325,7 +5441,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5338,7 +5454,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -5374,7 +5490,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5386,7 +5502,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5399,7 +5515,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -5498,7 +5614,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5510,7 +5626,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5523,7 +5639,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -5559,7 +5675,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5571,7 +5687,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5584,7 +5700,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -5605,7 +5721,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5733,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5746,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -5884,7 +6000,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\breplaces\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\breplaces\x12!\n" +
 	"\x06reason\x18\x04 \x01(\tB\t\x82\xb5\x18\x05wordsR\x06reason\x12\x1f\n" +
 	"\x05cause\x18\x05 \x01(\tB\t\x82\xb5\x18\x05plainR\x05cause\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xcc\x03\n" +
+	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xe0\x03\n" +
 	"\x0fInstanceVerdict\x12*\n" +
 	"\vinstance_id\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\n" +
 	"instanceId\x12\x12\n" +
@@ -5899,7 +6015,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vdrain_waits\x18\n" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\n" +
 	"drainWaits\x12\x1d\n" +
-	"\x04wait\x18\v \x01(\tB\t\x82\xb5\x18\x05wordsR\x04wait\"\xc1\x05\n" +
+	"\x04wait\x18\v \x01(\tB\t\x82\xb5\x18\x05wordsR\x04wait\x12\x12\n" +
+	"\x04late\x18\f \x01(\bR\x04late\"\xc1\x05\n" +
 	"\x14ExplainChangeRequest\x12C\n" +
 	"\fupsert_group\x18\x01 \x01(\v2\x1e.nstance.v1.UpsertGroupRequestH\x00R\vupsertGroup\x12C\n" +
 	"\fdelete_group\x18\x02 \x01(\v2\x1e.nstance.v1.DeleteGroupRequestH\x00R\vdeleteGroup\x12@\n" +
@@ -5964,7 +6081,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x17GetInstanceTypeResponse\x12\x12\n" +
 	"\x04cpus\x18\x01 \x01(\rR\x04cpus\x12\x1d\n" +
 	"\n" +
-	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\";\n" +
+	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\"R\n" +
+	"\x19GetInstanceConsoleRequest\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x12\x14\n" +
+	"\x05lines\x18\x02 \x01(\rR\x05lines\"B\n" +
+	"\x1aGetInstanceConsoleResponse\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x10\n" +
+	"\x03cut\x18\x02 \x01(\bR\x03cut\";\n" +
 	"\x18GetInstanceStatusRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"S\n" +
@@ -6136,7 +6260,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xbe\x19\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xcb\x1a\n" +
 	"\x0fOperatorService\x12|\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
 	"\x06viewer\x12\x12GET /config/status\x12r\n" +
@@ -6179,7 +6303,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\"\f\x82\xb5\x18\b\n" +
 	"\x06viewer\x12}\n" +
 	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\"\x1b\x82\xb5\x18\x17\n" +
-	"\x06viewer\x12\rGET /instance\x12r\n" +
+	"\x06viewer\x12\rGET /instance\x12\x8a\x01\n" +
+	"\x12GetInstanceConsole\x12%.nstance.v1.GetInstanceConsoleRequest\x1a&.nstance.v1.GetInstanceConsoleResponse\"%\x82\xb5\x18!\n" +
+	"\boperator\x12\x15GET /instance/console\x12r\n" +
 	"\rListInstances\x12 .nstance.v1.ListInstancesRequest\x1a!.nstance.v1.ListInstancesResponse\"\x1c\x82\xb5\x18\x18\n" +
 	"\x06viewer\x12\x0eGET /instances\x12s\n" +
 	"\x12AcknowledgeDrained\x12%.nstance.v1.AcknowledgeDrainedRequest\x1a&.nstance.v1.AcknowledgeDrainedResponse\"\x0e\x82\xb5\x18\n" +
@@ -6212,7 +6338,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -6268,84 +6394,86 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ReleaseInstanceResponse)(nil),                 // 51: nstance.v1.ReleaseInstanceResponse
 	(*GetInstanceTypeRequest)(nil),                  // 52: nstance.v1.GetInstanceTypeRequest
 	(*GetInstanceTypeResponse)(nil),                 // 53: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceStatusRequest)(nil),                // 54: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 55: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 56: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 57: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 58: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 59: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 60: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 61: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 62: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 63: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 64: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 65: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 66: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 67: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 68: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 69: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 70: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 71: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 72: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 73: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 74: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 75: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 76: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 77: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 78: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 79: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 80: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
-	(*Metrics)(nil),               // 82: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 83: nstance.v1.HealthCheckState
+	(*GetInstanceConsoleRequest)(nil),               // 54: nstance.v1.GetInstanceConsoleRequest
+	(*GetInstanceConsoleResponse)(nil),              // 55: nstance.v1.GetInstanceConsoleResponse
+	(*GetInstanceStatusRequest)(nil),                // 56: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 57: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 58: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 59: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 60: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 61: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 62: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 63: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 64: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 65: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 66: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 67: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 68: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 69: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 70: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 71: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 72: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 73: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 74: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 75: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 76: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 77: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 78: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 79: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 80: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 81: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 83: google.protobuf.Duration
+	(*Metrics)(nil),               // 84: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 85: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	80,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	82,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	80,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	81,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	82,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	83,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	69,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	71,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	80,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	82,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	80,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	80,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	82,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	82,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
 	26,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
 	25,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
 	22,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
 	20,  // 16: nstance.v1.GroupStatus.scaling:type_name -> nstance.v1.GroupScaling
-	80,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
+	82,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
 	21,  // 18: nstance.v1.GroupScaling.metrics:type_name -> nstance.v1.ScalingMetric
 	23,  // 19: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
-	80,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
-	80,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
-	80,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
-	81,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
-	80,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	80,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	80,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	80,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	80,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	82,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
+	82,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
+	82,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
+	83,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
+	82,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	82,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	82,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	82,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	82,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
 	19,  // 29: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 30: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 31: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 32: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	80,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	82,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	39,  // 34: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	80,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	82,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	40,  // 36: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	69,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	80,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	80,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	71,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	82,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	82,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
 	22,  // 40: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
 	24,  // 41: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
 	20,  // 42: nstance.v1.ExplainGroupResponse.scaling:type_name -> nstance.v1.GroupScaling
-	80,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	80,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	80,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	82,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	82,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	82,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
 	27,  // 46: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
 	29,  // 47: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
 	31,  // 48: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
@@ -6362,45 +6490,45 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	19,  // 59: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
 	19,  // 60: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
 	38,  // 61: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
-	79,  // 62: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	58,  // 63: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	58,  // 64: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	81,  // 62: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	60,  // 63: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	60,  // 64: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
 	19,  // 65: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	58,  // 66: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	58,  // 67: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	58,  // 68: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	58,  // 69: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	80,  // 70: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	80,  // 71: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	80,  // 72: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	80,  // 73: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	80,  // 74: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	80,  // 75: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	82,  // 76: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	80,  // 77: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	83,  // 78: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	80,  // 79: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	80,  // 80: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	63,  // 81: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	60,  // 66: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	60,  // 67: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	60,  // 68: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	60,  // 69: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	82,  // 70: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	82,  // 71: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	82,  // 72: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	82,  // 73: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	82,  // 74: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	82,  // 75: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	84,  // 76: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	82,  // 77: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	85,  // 78: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	82,  // 79: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	82,  // 80: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	65,  // 81: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
 	1,   // 82: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
 	19,  // 83: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	66,  // 84: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	68,  // 84: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
 	2,   // 85: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	58,  // 86: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	80,  // 87: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	80,  // 88: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	81,  // 89: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	69,  // 90: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	80,  // 91: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	80,  // 92: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	70,  // 93: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	80,  // 94: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	75,  // 95: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	70,  // 96: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	75,  // 97: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	80,  // 98: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	76,  // 99: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	80,  // 100: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	60,  // 86: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	82,  // 87: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	82,  // 88: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	83,  // 89: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	71,  // 90: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	82,  // 91: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	82,  // 92: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	72,  // 93: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	82,  // 94: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	77,  // 95: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	72,  // 96: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	77,  // 97: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	82,  // 98: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	78,  // 99: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	82,  // 100: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
 	3,   // 101: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
 	5,   // 102: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
 	7,   // 103: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
@@ -6420,45 +6548,47 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	48,  // 117: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
 	50,  // 118: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
 	52,  // 119: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	54,  // 120: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	56,  // 121: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	59,  // 122: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	61,  // 123: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	64,  // 124: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	67,  // 125: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	71,  // 126: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	73,  // 127: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	77,  // 128: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 129: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 130: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 131: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 132: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 133: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 134: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 135: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	28,  // 136: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	30,  // 137: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	32,  // 138: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	34,  // 139: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	36,  // 140: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	38,  // 141: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	42,  // 142: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	45,  // 143: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	47,  // 144: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	49,  // 145: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	51,  // 146: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	53,  // 147: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	55,  // 148: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	57,  // 149: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	60,  // 150: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	62,  // 151: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	65,  // 152: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	68,  // 153: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	72,  // 154: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	74,  // 155: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	78,  // 156: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	129, // [129:157] is the sub-list for method output_type
-	101, // [101:129] is the sub-list for method input_type
+	56,  // 120: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	54,  // 121: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
+	58,  // 122: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	61,  // 123: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	63,  // 124: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	66,  // 125: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	69,  // 126: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	73,  // 127: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	75,  // 128: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	79,  // 129: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 130: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 131: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 132: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 133: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 134: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 135: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 136: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	28,  // 137: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	30,  // 138: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	32,  // 139: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	34,  // 140: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	36,  // 141: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	38,  // 142: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	42,  // 143: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	45,  // 144: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	47,  // 145: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	49,  // 146: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	51,  // 147: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	53,  // 148: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	57,  // 149: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	55,  // 150: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
+	59,  // 151: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	62,  // 152: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	64,  // 153: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	67,  // 154: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	70,  // 155: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	74,  // 156: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	76,  // 157: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	80,  // 158: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	130, // [130:159] is the sub-list for method output_type
+	101, // [101:130] is the sub-list for method input_type
 	101, // [101:101] is the sub-list for extension type_name
 	101, // [101:101] is the sub-list for extension extendee
 	0,   // [0:101] is the sub-list for field type_name
@@ -6492,7 +6622,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   77,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,7 @@ const (
 	OperatorService_ReleaseInstance_FullMethodName    = "/nstance.v1.OperatorService/ReleaseInstance"
 	OperatorService_GetInstanceType_FullMethodName    = "/nstance.v1.OperatorService/GetInstanceType"
 	OperatorService_GetInstanceStatus_FullMethodName  = "/nstance.v1.OperatorService/GetInstanceStatus"
+	OperatorService_GetInstanceConsole_FullMethodName = "/nstance.v1.OperatorService/GetInstanceConsole"
 	OperatorService_ListInstances_FullMethodName      = "/nstance.v1.OperatorService/ListInstances"
 	OperatorService_AcknowledgeDrained_FullMethodName = "/nstance.v1.OperatorService/AcknowledgeDrained"
 	OperatorService_WatchGroups_FullMethodName        = "/nstance.v1.OperatorService/WatchGroups"
@@ -112,6 +113,10 @@ type OperatorServiceClient interface {
 	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
 	// GetInstanceStatus returns one instance. It finds a deleted instance as long as its record is kept.
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*GetInstanceStatusResponse, error)
+	// GetInstanceConsole returns what the VM of an instance has written to its console, as the provider has it now. The
+	// text may contain secrets that the VM printed. FAILED_PRECONDITION: servers cannot read consoles of the shard's
+	// provider, the instance has no VM, or its VM is gone.
+	GetInstanceConsole(ctx context.Context, in *GetInstanceConsoleRequest, opts ...grpc.CallOption) (*GetInstanceConsoleResponse, error)
 	// ListInstances lists the tenant's instances.
 	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
 	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
@@ -344,6 +349,16 @@ func (c *operatorServiceClient) GetInstanceStatus(ctx context.Context, in *GetIn
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetInstanceConsole(ctx context.Context, in *GetInstanceConsoleRequest, opts ...grpc.CallOption) (*GetInstanceConsoleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetInstanceConsoleResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetInstanceConsole_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListInstancesResponse)
@@ -523,6 +538,10 @@ type OperatorServiceServer interface {
 	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
 	// GetInstanceStatus returns one instance. It finds a deleted instance as long as its record is kept.
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error)
+	// GetInstanceConsole returns what the VM of an instance has written to its console, as the provider has it now. The
+	// text may contain secrets that the VM printed. FAILED_PRECONDITION: servers cannot read consoles of the shard's
+	// provider, the instance has no VM, or its VM is gone.
+	GetInstanceConsole(context.Context, *GetInstanceConsoleRequest) (*GetInstanceConsoleResponse, error)
 	// ListInstances lists the tenant's instances.
 	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
 	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
@@ -614,6 +633,9 @@ func (UnimplementedOperatorServiceServer) GetInstanceType(context.Context, *GetI
 }
 func (UnimplementedOperatorServiceServer) GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetInstanceStatus not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetInstanceConsole(context.Context, *GetInstanceConsoleRequest) (*GetInstanceConsoleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetInstanceConsole not implemented")
 }
 func (UnimplementedOperatorServiceServer) ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListInstances not implemented")
@@ -1020,6 +1042,24 @@ func _OperatorService_GetInstanceStatus_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetInstanceConsole_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetInstanceConsoleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetInstanceConsole(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetInstanceConsole_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetInstanceConsole(ctx, req.(*GetInstanceConsoleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_ListInstances_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListInstancesRequest)
 	if err := dec(in); err != nil {
@@ -1222,6 +1262,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetInstanceStatus",
 			Handler:    _OperatorService_GetInstanceStatus_Handler,
+		},
+		{
+			MethodName: "GetInstanceConsole",
+			Handler:    _OperatorService_GetInstanceConsole_Handler,
 		},
 		{
 			MethodName: "ListInstances",

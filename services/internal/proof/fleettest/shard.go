@@ -44,6 +44,8 @@ type Shard struct {
 	Drained bool
 	// Explanations maps the name of a group to the answer of ExplainGroup.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
+	// Console is what every instance has written to its console. If it is empty, the provider has no consoles.
+	Console string
 	// History contains the events that ListEvents returns.
 	History []*nstancev1.JournalEvent
 	// JournalEvents are what FollowEvents sends after History.
@@ -434,6 +436,19 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	}
 	i.Protected = !r.GetOff()
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
+}
+
+// GetInstanceConsole implements nstancev1.OperatorServiceServer.
+func (s *Shard) GetInstanceConsole(_ context.Context, r *nstancev1.GetInstanceConsoleRequest) (
+	*nstancev1.GetInstanceConsoleResponse, error) {
+	if s.instance(r.GetInstanceId()) == nil {
+		return nil, status.Errorf(codes.NotFound, "instance_id: there is no instance %s", r.GetInstanceId())
+	}
+	if s.Console == "" {
+		return nil, status.Error(codes.FailedPrecondition,
+			"the servers cannot read consoles of this shard's provider: use the tools of the provider")
+	}
+	return &nstancev1.GetInstanceConsoleResponse{Text: s.Console, Cut: true}, nil
 }
 
 // ReleaseInstance implements nstancev1.OperatorServiceServer.

@@ -21,6 +21,8 @@ type Verdict struct {
 	DrainWaits string
 	// Wait says what the instance waits for.
 	Wait Wait
+	// Late means that the instance has not registered, although others of the group usually had by then.
+	Late bool
 }
 
 // Explanation is the plan of a group with the verdicts that lead to it.
@@ -58,6 +60,7 @@ func Explain(s Snapshot) Explanation {
 		row := &rules[g.rows[n]]
 		e.Verdicts[n] = Verdict{Instance: g.Instances[n].ID, Rule: row.number, RuleName: row.name,
 			Cause: g.cause(n), Until: until, Wait: g.waitOf(n, actions[g.Instances[n].ID], &e.Decision)}
+		e.Verdicts[n].Late = g.booting && g.late(n)
 		if i := &g.Instances[n]; i.State == record.Deleting && i.TerminateRequested.IsZero() {
 			e.Verdicts[n].DrainWaits, _ = g.participant(i)
 		}

@@ -15,6 +15,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
+// consoleLines is how many lines of a console the page shows.
+const consoleLines = 200
+
 // instanceView shows one instance and its life.
 type instanceView struct {
 	Shard string
@@ -28,6 +31,10 @@ type instanceView struct {
 	Steps                  []step
 	Verdict                *nstancev1.InstanceVerdict
 	Actions                []*nstancev1.PlannedAction
+	// Console is the end of the VM's console, or ConsoleErr why it cannot be read. They are read if the person asks for
+	// them, or if the agent is late to register, and if the person may read consoles.
+	Console    *nstancev1.GetInstanceConsoleResponse
+	ConsoleErr *problem
 	// MayChange means that the page has a form. Confirm is the text that the person must type. Done is the result of
 	// the form that was sent last.
 	MayChange     bool
@@ -89,6 +96,14 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 	}
 	if plan := plans[0].Message; plans[0].Err == nil {
 		view.Actions, view.Verdict = plan.GetActions(), plan.GetInstances()[0]
+	}
+	if view.MayChange && view.Missing == nil && (view.Verdict.GetLate() || r.FormValue("console") != "") {
+		console := fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetInstanceConsole,
+			&nstancev1.GetInstanceConsoleRequest{InstanceId: id.String(), Lines: consoleLines})[0]
+		if view.Console = console.Message; console.Err != nil {
+			problem := errorView(console.Err)
+			view.Console, view.ConsoleErr = nil, &problem
+		}
 	}
 	p.addLife(r, &view, life)
 	return p.renderLive(w, r, http.StatusOK, "instance", "Instance "+id.String(), live, view)

@@ -32,6 +32,8 @@ type EC2 interface {
 		...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error)
 	DetachNetworkInterface(context.Context, *ec2.DetachNetworkInterfaceInput,
 		...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error)
+	GetConsoleOutput(context.Context, *ec2.GetConsoleOutputInput, ...func(*ec2.Options)) (
+		*ec2.GetConsoleOutputOutput, error)
 	ec2.DescribeImagesAPIClient
 	ec2.DescribeInstancesAPIClient
 	ec2.DescribeInstanceTypesAPIClient
@@ -85,6 +87,7 @@ var Calls = []Call{
 	{"ec2", "DescribeImages", []string{"ec2:DescribeImages"}, "images are looked up"},
 	{"ec2", "DescribeInstanceTypes", []string{"ec2:DescribeInstanceTypes"},
 		"an operator asks for the size of an instance type"},
+	{"ec2", "GetConsoleOutput", []string{"ec2:GetConsoleOutput"}, "an operator reads the console of an instance"},
 	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"},
 		"the leader's address is taken, checked and given up"},
 	{"ec2", "AttachNetworkInterface", []string{"ec2:AttachNetworkInterface"}, "the leader's address is taken"},

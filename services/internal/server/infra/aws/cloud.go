@@ -118,7 +118,7 @@ func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Conso
 
 // readConsole returns the console output of a machine, or "" if EC2 has none yet. For instance types without the Nitro
 // hypervisor, EC2 has the output only up to the last change of state.
-func readConsole(ctx context.Context, client *ec2.Client, id *string) (string, error) {
+func readConsole(ctx context.Context, client EC2, id *string) (string, error) {
 	out, err := client.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: id, Latest: sdk.Bool(true)})
 	var refusal smithy.APIError
 	if errors.As(err, &refusal) && refusal.ErrorCode() == "UnsupportedOperation" {

@@ -182,6 +182,13 @@ func filter(name string, values ...string) types.Filter {
 	return f
 }
 
+// ReadConsole implements infra.VMConsoles. EC2 keeps the console of a terminated instance for about an hour.
+func (p *Provider) ReadConsole(ctx context.Context, vm infra.VM) ([]byte, error) {
+	ctx, tries := withAttempts(ctx)
+	out, err := readConsole(ctx, p.cfg.EC2, &vm.ProviderID)
+	return []byte(out), classify("read the console of "+vm.ProviderID, "GetConsoleOutput", tries, err)
+}
+
 // MachineState implements infra.MachineEvidence. EC2 never reuses instance IDs.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	instance, err := p.instance(ctx, "look up machine "+machineID, machineID)

@@ -35,6 +35,8 @@ var Calls = []Call{
 		"instances are looked up; the leader's address is taken or checked; a lock holder's state"},
 	{"compute.instances.list", []string{"compute.instances.list"},
 		"instances are listed; the holder of the leader's alias address is looked up"},
+	{"compute.instances.getSerialPortOutput", []string{"compute.instances.getSerialPortOutput"},
+		"an operator reads the console of an instance"},
 	{"compute.instances.setMetadata", []string{"compute.instances.setMetadata", "iam.serviceAccounts.actAs"},
 		"an agent has registered: the userdata is removed"},
 	{"compute.instances.updateNetworkInterface", []string{"compute.instances.updateNetworkInterface",
@@ -126,6 +128,11 @@ func (c client) insert(ctx context.Context, in *compute.Instance, requestID stri
 		return op, err
 	})
 	return op, doubtful, err
+}
+
+// console returns what an instance has written to its serial port 1. Compute Engine keeps the last megabyte.
+func (c client) console(ctx context.Context, nameOrID string) (*compute.SerialPortOutput, error) {
+	return repeat(ctx, c.service.Instances.GetSerialPortOutput(c.project, c.zone, nameOrID).Context(ctx))
 }
 
 func (c client) delete(ctx context.Context, id string) error {

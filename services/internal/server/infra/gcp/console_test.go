@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
@@ -41,6 +43,18 @@ func TestConsoles(t *testing.T) {
 		if err := cloud.Compute.Boot(path + name); err != nil {
 			t.Fatal(err)
 		}
+	}
+	access, err := googlecloud.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(t.Context(), Config{Project: fakegcp.Project, Zone: zone, Access: access})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := p.ReadConsole(t.Context(), infra.VM{ProviderID: "one"}); err != nil ||
+		!strings.Contains(string(text), "--unknown") {
+		t.Errorf("console %q, %v", text, err)
 	}
 	found, err := readConsoles(t.Context(), &config.Shard{Cluster: config.Cluster{ID: "c1"},
 		Server: config.Server{Shard: "s1", Provider: config.Provider{Zone: zone}}})

@@ -74,6 +74,7 @@ var (
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
 	_ infra.InstanceTypes   = (*Provider)(nil)
+	_ infra.VMConsoles      = (*Provider)(nil)
 	_ infra.UserdataRemover = (*Provider)(nil)
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Attestor        = (*Provider)(nil)

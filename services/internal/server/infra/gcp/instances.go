@@ -192,6 +192,15 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 	return vm, nil
 }
 
+// ReadConsole implements infra.VMConsoles.
+func (p *Provider) ReadConsole(ctx context.Context, vm infra.VM) ([]byte, error) {
+	out, err := p.api.console(ctx, vm.ProviderID)
+	if err != nil {
+		return nil, p.classify("read the console of "+vm.ProviderID, "instances.getSerialPortOutput", err)
+	}
+	return []byte(out.Contents), nil
+}
+
 // RemoveUserdata implements infra.UserdataRemover. It leaves the other metadata unchanged. If another client changes
 // the metadata at the same time, RemoveUserdata fails as Conflict.
 func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {

@@ -40,6 +40,7 @@ const (
 	Resolve        Kind = "resolve"
 	DescribeType   Kind = "describe_type"
 	MemberHealth   Kind = "member_health"
+	ReadConsole    Kind = "read_console"
 
 	DeregistrationDelay Kind = "deregistration_delay"
 )
@@ -457,4 +458,14 @@ func (p *Provider) DescribeType(ctx context.Context, name string) (size infra.In
 		return nil
 	})
 	return size, err
+}
+
+// ReadConsole implements infra.VMConsoles. The console of a VM has its name.
+func (p *Provider) ReadConsole(ctx context.Context, vm infra.VM) (out []byte, err error) {
+	call := Call{Kind: ReadConsole, ProviderID: vm.ProviderID}
+	err = p.read(ctx, call, func(_, _ time.Time) error {
+		out = []byte("\x1b[32mbooting\r\n" + vm.ProviderID + " login:")
+		return nil
+	})
+	return out, err
 }

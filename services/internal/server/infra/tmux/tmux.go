@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -304,6 +306,28 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
 	}
 	return p.get(ctx, what, id, nil)
+}
+
+// ReadConsole implements infra.VMConsoles with the console log of the VM.
+func (p *Provider) ReadConsole(_ context.Context, vm infra.VM) ([]byte, error) {
+	what := "read the console of " + vm.ProviderID
+	id, err := parseProviderID(vm.ProviderID)
+	if err != nil {
+		return nil, infra.Wrap(infra.Invalid, what, err)
+	}
+	file, err := os.Open(filepath.Join(p.state.vmDir(id), consoleLog))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, infra.Wrap(infra.NotFound, what, err)
+	}
+	if err != nil {
+		return nil, infra.Wrap(infra.Indeterminate, what, err)
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.Size() > infra.MaxConsole {
+		_, _ = file.Seek(info.Size()-infra.MaxConsole-1, io.SeekStart) // one more byte shows that the output is longer
+	}
+	out, err := io.ReadAll(io.LimitReader(file, 2*infra.MaxConsole))
+	return out, infra.Wrap(infra.Indeterminate, what, err)
 }
 
 // FindByInstance implements infra.Provider.

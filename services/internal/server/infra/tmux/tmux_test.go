@@ -328,6 +328,9 @@ func TestFailingUserdata(t *testing.T) {
 	if !bytes.Contains(console, []byte("to the console")) {
 		t.Errorf("console: %s", console)
 	}
+	if read, err := p.ReadConsole(t.Context(), vm); err != nil || !bytes.Contains(read, []byte("to the console")) {
+		t.Errorf("console: %s, %v", read, err)
+	}
 }
 
 // TestRoom checks that no more VMs run than max_vms permits, and that the end of a VM makes room for another one.

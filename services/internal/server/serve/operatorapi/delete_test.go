@@ -226,6 +226,8 @@ func TestTenants(t *testing.T) {
 	id := made.GetInstanceId()
 	_, err = rival.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id})
 	wants(t, "status", err, codes.NotFound)
+	_, err = rival.GetInstanceConsole(t.Context(), &nstancev1.GetInstanceConsoleRequest{InstanceId: id})
+	wants(t, "console", err, codes.NotFound)
 	_, err = rival.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id})
 	wants(t, "delete", err, codes.NotFound)
 	if now := w.status(t, parse(t, id)); now.GetState() != "created" {

@@ -86,7 +86,7 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
-			Refused: i.Refused, DrainWaits: v.DrainWaits, Wait: v.Wait.Words(snapshot.Now)})
+			Refused: i.Refused, DrainWaits: v.DrainWaits, Wait: v.Wait.Words(snapshot.Now), Late: v.Late})
 	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {
