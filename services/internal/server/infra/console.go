@@ -13,8 +13,8 @@ const MaxConsole = 64 << 10
 
 // VMConsoles is an optional capability: it reads what VMs have written to their consoles.
 type VMConsoles interface {
-	// ReadConsole returns the output of the VM with vm's ProviderID, or at least the newest [MaxConsole] bytes of it. It
-	// is empty if the provider has none yet. The caller has checked that the VM belongs to the shard.
+	// ReadConsole returns the output of the VM with vm's ProviderID, or at least the newest [MaxConsole] bytes of it.
+	// It is empty if the provider has none yet. The caller has checked that the VM belongs to the shard.
 	ReadConsole(ctx context.Context, vm VM) ([]byte, error)
 }
 
