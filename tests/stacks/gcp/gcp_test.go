@@ -236,6 +236,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 			delete(vars, name)
 		}
 	}
+	s.SizeHasOneOwner(t, stack, vars, lab.NewOperator(t, s.State, "solo", s.LeaderIP, s.Dial))
 	for _, count := range []int{2, 1} {
 		vars["server_count"] = count
 		changesAddress(t, s, zone, stack, count)

@@ -450,6 +450,38 @@ func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bo
 	}
 }
 
+// SizeHasOneOwner changes the size of a group by hand and in the stack, whose group must have two VMs. The last one who
+// changes it wins, unless the size was pinned by hand. Plan and apply say which of the two it is.
+func (s *Shard) SizeHasOneOwner(t *testing.T, stack *lab.Stack, vars map[string]any,
+	operator nstancev1.OperatorServiceClient) {
+	t.Helper()
+	byHand := func(size string, pin bool) {
+		t.Helper()
+		if _, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "workers",
+			Patch: `{"size": ` + size + `}`, MustExist: true, Pin: &pin}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inStack := func(size int, warning string) {
+		t.Helper()
+		vars["worker_count"] = size
+		if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, warning) {
+			t.Errorf("size %d: exit code %d, want 2 and the warning %q:\n%s", size, code, warning, output)
+		}
+		stack.ApplyPlan(t)
+	}
+	byHand("3", false)
+	s.Settled(t, 3, nil)
+	inStack(1, "from 2 to 1 ends the value 3, which")
+	s.Settled(t, 1, nil)
+	byHand("3", true)
+	s.Settled(t, 3, nil)
+	inStack(2, "set 3 and pinned it. To end this override, run \"nstance-admin group reset workers")
+	s.Settled(t, 3, nil)
+	byHand("null", true) // as "group reset" does
+	s.Settled(t, 2, nil)
+}
+
 // Converged checks that a plan finds nothing to change.
 func Converged(t *testing.T, stack *lab.Stack) {
 	t.Helper()
