@@ -20,7 +20,8 @@ func (a *app) instanceCommand() *cobra.Command {
 create" makes an additional, on-demand instance, which does not count towards the group's
 size and stays until it is deleted.`}
 	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceConsoleCommand(),
-		a.instanceCreateCommand(), a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceReleaseCommand(), a.instanceDeleteCommand())
+		a.instanceCreateCommand(), a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceReleaseCommand(),
+		a.instanceDeleteCommand())
 	return cmd
 }
 
