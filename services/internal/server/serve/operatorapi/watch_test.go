@@ -57,14 +57,14 @@ func TestWatchGroups(t *testing.T) {
 	}
 }
 
-// Thousands of changes of a group lead to few events, and the last one has the current state.
+// Many changes of a group lead to few events, and the last one has the current state.
 func TestWatchGroupsCoalesces(t *testing.T) {
 	w := newTestShard(t)
 	groups := watchGroups(t, w)
 	groups.await("the end of the snapshot", func(e *groupEvent) bool {
 		return e.GetType() == nstancev1.GroupEvent_TYPE_SNAPSHOT_END
 	})
-	const last = 500
+	const last = 200
 	for i := range last {
 		if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static",
 			Patch: fmt.Sprintf(`{"vars": {"n": "%d"}}`, i+1)}); err != nil {
