@@ -67,8 +67,8 @@ connect: it listens on 127.0.0.1:8080, or on the loopback address in --bind.
 
 With --storage-bucket, the web page of "nstance-admin serve" also shows what only the
 bucket has: the lock and what is last known of a shard that has no leader, and the effects
-of a configuration that no leader has applied yet. Every user of the page sees both. The command needs credentials
-that may read the bucket.
+of a configuration that no leader has applied yet. Every user of the page sees both. The
+command needs credentials that may read the bucket.
 
 If "nstance-admin serve" listens on an address that other machines can reach, it needs
 TLS: give --tls-cert-file and --tls-key-file. Behind a proxy that serves TLS, give
@@ -263,7 +263,7 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 	if age < lock.Lease() {
 		return fmt.Sprintf("the lease of %s has not ended: if it still leads, it cannot be reached from here; if not, "+
-			"another server takes over when the lease ends", lock.LeaderID), ""
+			"another server can take over when the lease ends", lock.LeaderID), ""
 	}
 	return fmt.Sprintf("the lease of %s has ended: another server takes over now, if one runs", lock.LeaderID),
 		"start a server of the shard if none runs"

@@ -44,14 +44,18 @@ func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatus
 			continue
 		}
 		rows = append(rows, a.statusRow(answer))
+		problems := answer.Message.GetProblems()
 		for _, e := range answer.Message.GetErrors() {
+			if e.GetKind() == "config" && len(problems) > 0 {
+				continue // the alert has the first of the problems
+			}
 			about := e.GetKind()
 			if e.GetGroup() != "" {
 				about += " of group " + e.GetGroup()
 			}
 			notes = append(notes, fmt.Sprintf("%s: %s: %s", answer.Shard, about, e.GetMessage()))
 		}
-		for _, p := range answer.Message.GetProblems() {
+		for _, p := range problems {
 			notes = append(notes, fmt.Sprintf("%s: refused configuration: %s", answer.Shard,
 				strings.TrimPrefix(p.GetPath()+": "+p.GetMessage(), ": ")))
 		}

@@ -6,6 +6,7 @@
 package shardconfig
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -453,15 +454,15 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 	}
 }
 
-// Changed reports whether the bucket has a configuration that neither is in force nor was examined by
-// [Manager.Refresh]. It makes one request and changes nothing.
+// Changed reports whether the bucket has another configuration than the one that [Manager.Refresh] examined last, or
+// before that, than the one in force. It makes one request and changes nothing.
 func (m *Manager) Changed(ctx context.Context) (bool, error) {
 	doc, err := m.readConfig(ctx)
 	if err != nil {
 		return false, err
 	}
 	now := m.view()
-	return doc.Token != now.current.Token && doc.Token != now.looked, nil
+	return doc.Token != cmp.Or(now.looked, now.current.Token), nil
 }
 
 // Refresh reads the configuration and the groups again, and applies newer ones in place. It returns problems only with
@@ -485,7 +486,9 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	now := m.view()
 	if doc.Token == now.current.Token {
 		m.refuse(objstore.Object{}, nil)
-		m.update(func(f *inForce) { f.successor, f.restart, f.pending = nil, objstore.Object{}, nil })
+		m.update(func(f *inForce) {
+			f.looked, f.successor, f.restart, f.pending = doc.Token, nil, objstore.Object{}, nil
+		})
 		if groups.token == now.groups.token || groups.token == "" {
 			return Unchanged, nil, nil
 		}

@@ -276,8 +276,17 @@ func TestChanged(t *testing.T) {
 		}
 		changed(what+", after a check", false)
 	}
-	b.write(t, document("", `, "vars": {"v": "x"}`))
+	good := document("", `, "args": {"v": 1}`)
+	b.write(t, good)
 	changed("another document", true)
+	l.refresh(t, Updated)
+	b.write(t, invalid)
+	changed("an invalid one", true)
+	l.refresh(t, Invalid)
+	b.write(t, good)
+	changed("the document in force again", true)
+	l.refresh(t, Unchanged)
+	changed("the document in force again, after a check", false)
 }
 
 func TestInvalidFromTheStart(t *testing.T) {

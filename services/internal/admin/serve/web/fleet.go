@@ -227,8 +227,8 @@ func (v *fleetView) judge(replaced statistics) verdict {
 		if s.Status.GetHeirId() == "" && waits == "" {
 			text := "has no heir: no standby takes over if its leader fails"
 			if len(s.Status.GetStandbyIds()) > 0 {
-				text = "has a standby, but no heir yet: if its leader fails now, the standby waits for the end of the " +
-					"lease"
+				text = "has a standby, but no heir yet: if its leader fails now, the standby waits for the end of " +
+					"the lease"
 			}
 			add("warn", s.Shard, shardPath(s.Shard), text)
 		}

@@ -47,8 +47,8 @@ func TestVerdict(t *testing.T) {
 			[]string{"warn", "a has no heir: no standby takes over if its leader fails"}},
 		{"no heir yet", []shardView{{Shard: "a", Status: &nstancev1.GetShardStatusResponse{
 			StandbyIds: []string{"b"}}}},
-			[]string{"warn", "a has a standby, but no heir yet: if its leader fails now, the standby waits for the end " +
-				"of the lease"}},
+			[]string{"warn", "a has a standby, but no heir yet: if its leader fails now, the standby waits for the " +
+				"end of the lease"}},
 		{"a restart for a configuration", []shardView{{Shard: "a", Status: &nstancev1.GetShardStatusResponse{
 			ConfigWaits: "b has not restarted"}}},
 			[]string{"warn", "a restarts its servers for a new configuration: b has not restarted"}},
