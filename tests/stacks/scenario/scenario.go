@@ -301,7 +301,8 @@ func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator ns
 	}
 }
 
-// preserved waits until an instance is preserved for a reason, and checks that the operator lists it and nothing else.
+// preserved waits until an instance is preserved for a reason. It checks that the operator lists it and nothing else, and
+// can read its console.
 func (s *Shard) preserved(t *testing.T, victim, reason string,
 	operator nstancev1.OperatorServiceClient) record.Instance {
 	t.Helper()
@@ -316,6 +317,11 @@ func (s *Shard) preserved(t *testing.T, victim, reason string,
 	all, err := operator.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{Preserved: true})
 	if err != nil || len(all.GetInstances()) != 1 || all.GetInstances()[0].GetInstanceId() != kept.ID.String() {
 		t.Errorf("the preserved instances are %v, want %s: %v", all.GetInstances(), kept.ID, err)
+	}
+	console, err := operator.GetInstanceConsole(t.Context(), &nstancev1.GetInstanceConsoleRequest{
+		InstanceId: kept.ID.String()})
+	if err != nil || console.GetText() == "" {
+		t.Errorf("the console of the preserved instance is %q: %v", console.GetText(), err)
 	}
 	return kept
 }
