@@ -281,7 +281,7 @@ func TestFollowsTheLeader(t *testing.T) {
 	second.stop()
 	cluster.wait("unreachable", func() bool {
 		state := cluster.shard("a").State()
-		return !state.Reachable && strings.Contains(state.Err, "not the leader")
+		return !state.Reachable && strings.Contains(state.Err, "does not lead")
 	})
 	if state := cluster.shard("a").State(); !state.Synced {
 		t.Errorf("state %+v", state)
