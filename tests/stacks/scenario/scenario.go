@@ -301,8 +301,8 @@ func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator ns
 	}
 }
 
-// preserved waits until an instance is preserved for a reason. It checks that the operator lists it and nothing else, and
-// can read its console.
+// preserved waits until an instance is preserved for a reason. It checks that the operator lists only this instance,
+// and can read its console.
 func (s *Shard) preserved(t *testing.T, victim, reason string,
 	operator nstancev1.OperatorServiceClient) record.Instance {
 	t.Helper()
