@@ -153,6 +153,11 @@ func (h *howTo) pagesAboutRollouts() []guide {
 		{file: "schedules.md", check: h.checkSchedules},
 		{file: "vm-does-not-register.md", steps: []step{
 			{before: h.failToRegister, texts: []string{"unregistered", "its VM ended before its agent registered"}},
+			{before: func(ctx context.Context) error { // those that failed are gone
+				output, err := h.shell(ctx, "nstance-admin instance list --group "+group, "")
+				h.call("INSTANCE", regexp.MustCompile(`\bwrk\w{20,}`).FindString(output))
+				return err
+			}, texts: []string{"nstance: starting the agent"}},
 			{before: func(context.Context) error {
 				h.call("GROUP", group)
 				return nil
