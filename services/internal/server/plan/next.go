@@ -2,6 +2,7 @@ package plan
 
 import (
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -151,7 +152,8 @@ func (g *group) attempt(out *steps, f Failure, a Action) {
 
 // find returns the index of an instance.
 func (g *group) find(id ident.ID) (n int, found bool) {
-	return slices.BinarySearchFunc(g.Instances, id, func(i Instance, id ident.ID) int { return i.ID.Compare(id) })
+	n = sort.Search(len(g.Instances), func(n int) bool { return g.Instances[n].ID.Compare(id) >= 0 }) // copies none
+	return n, n < len(g.Instances) && g.Instances[n].ID == id
 }
 
 // emptying reports whether all instances are to be deleted, on-demand ones included.

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -267,11 +269,14 @@ func (g *group) wait(out *steps) Wait {
 			next++
 		}
 	}
-	kinds := g.actionsOf(out, next)
+	actions := g.actionsOf(out, next)
 	for n := range g.Instances {
 		var action Kind
-		if kinds != nil {
-			action = kinds[n]
+		for len(actions) > 0 && actions[0].at == n {
+			action, actions = actions[0].kind, actions[1:]
+		}
+		if g.idles(n) && action == "" {
+			continue
 		}
 		if s := g.stepOf(n, action); s.stage != stageNone {
 			counts[s.stage].add(g.Instances[n].ID, s)
@@ -300,20 +305,50 @@ func (g *group) wait(out *steps) Wait {
 	return w.Wait
 }
 
-// actionsOf returns the kinds of the n actions that concern instances, by instance; nil: there are none.
-func (g *group) actionsOf(out *steps, n int) []Kind {
+// idles reports whether nothing is awaited of an instance: most instances, most of the time.
+func (g *group) idles(n int) bool {
+	i := &g.Instances[n]
+	return g.class(n) == classWell && i.Work == Idle && i.State == record.Registered && !i.Asking &&
+		i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
+}
+
+// actionOf is the kind of an action and the index of its instance.
+type actionOf struct {
+	at   int
+	kind Kind
+}
+
+// actionsOf returns the n actions that concern instances, in the order of the instances. The last one of an instance is
+// what it does next.
+func (g *group) actionsOf(out *steps, n int) []actionOf {
 	if n == 0 {
 		return nil
 	}
-	kinds := make([]Kind, len(g.Instances))
+	actions := make([]actionOf, 0, n)
+	next := 0 // most actions are in the order of the instances
 	for k := range out.actions {
 		a := &out.actions[k]
-		if at, found := g.find(a.Instance); found && a.Kind != RaiseError && a.Kind != ResolveError &&
-			(a.Kind != Ask || kinds[at] == "") {
-			kinds[at] = a.Kind
+		if a.Instance.IsZero() || a.Kind == RaiseError || a.Kind == ResolveError {
+			continue
+		}
+		at, found := next, next < len(g.Instances) && g.Instances[next].ID == a.Instance
+		if !found {
+			at, found = g.find(a.Instance)
+		}
+		if found {
+			actions, next = append(actions, actionOf{at, a.Kind}), at+1
 		}
 	}
-	return kinds
+	slices.SortStableFunc(actions, func(a, b actionOf) int {
+		if a.at != b.at || (a.kind == Ask) == (b.kind == Ask) {
+			return cmp.Compare(a.at, b.at)
+		}
+		if a.kind == Ask { // another action of the instance takes precedence
+			return -1
+		}
+		return 1
+	})
+	return actions
 }
 
 // atRest reports whether the group has its size, and nothing is to be done for any of its instances.
