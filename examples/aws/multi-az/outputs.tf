@@ -35,7 +35,7 @@ output "operator_values" {
 
 data "nstance_admin_context" "this" {
   name           = module.cluster.cluster.id
-  servers        = { for shard in module.shard : shard.shard.id => shard.shard.operator_addr }
+  servers        = { for name, shard in module.shard : name => shard.shard.operator_addr }
   storage        = module.cluster.storage
   secrets        = module.cluster.secrets
   encryption_key = module.cluster.encryption_key

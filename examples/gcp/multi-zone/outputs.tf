@@ -30,7 +30,7 @@ output "ca_certificate_pem" {
 
 data "nstance_admin_context" "this" {
   name           = module.cluster.cluster.id
-  servers        = { for shard in module.shard : shard.shard.id => shard.shard.operator_addr }
+  servers        = { for name, shard in module.shard : name => shard.shard.operator_addr }
   storage        = module.cluster.storage
   secrets        = module.cluster.secrets
   encryption_key = module.cluster.encryption_key
