@@ -39,7 +39,7 @@ const (
 	PingAfter, PingTimeout = 10 * time.Second, 3 * time.Second
 	// connectTimeout limits the time to make a connection, including TLS.
 	connectTimeout = 5 * time.Second
-	// tunnelTimeout is the same through a tunnel, whose program may have to start a session first.
+	// tunnelTimeout is the same through a tunnel: its program may have to start a session first.
 	tunnelTimeout = 30 * time.Second
 	// maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
 	maxMessage = 16 << 20

@@ -9,7 +9,7 @@ import (
 
 const cpuScaling = `"scaling": {"min": 2, "max": 8, "metrics": [{"cpu": {"target": "60%"}}]}`
 
-// withFields returns the sample fleet, whose group has the size 3, with further fields of the group.
+// withGroupFields returns the sample fleet with more fields of its group, which has the size 3.
 func withGroupFields(rest string) string {
 	return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)
 }

@@ -157,6 +157,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	held := holding{found: finding{Check: "leader", Status: skipped, Result: "the bucket cannot be read"}}
 	var shard *config.Shard
 	bucket, bucketCtx, cancel, err := s.open(ctx, false)
+	var configuration finding
 	if err != nil {
 		add(finding{"bucket", problem, err.Error(), cmp.Or(a.hintOf(err), "check --storage-bucket")})
 	} else {
@@ -167,7 +168,6 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 			var more []finding
 			held, more = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
 			add(more...)
-			var configuration finding
 			shard, configuration = a.checkConfiguration(bucketCtx, state, o.shard)
 			add(configuration, a.checkKey(bucketCtx, s, bucket, state, shard), a.checkCA(bucketCtx, state))
 			add(a.checkHome(bucketCtx, state, s.location, held.found.Status == ok))
@@ -184,7 +184,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	if o.identity != "" {
 		add(a.checkIdentity(o.identity))
 	}
-	add(asked.checkAlerts()...)
+	add(asked.checkAlerts(configuration.Status == problem)...)
 	add(a.checkGroups(asked, shard)...)
 	if o.cacheDir != "" {
 		add(a.checkDisk(o.cacheDir))

@@ -229,8 +229,9 @@ func (a *app) verdict(shard string, leader finding, held holding, found []findin
 	return shard + " is fine."
 }
 
-// checkAlerts returns a finding for each active alert.
-func (got asked) checkAlerts() (found []finding) {
+// checkAlerts returns a finding for each active alert. It leaves out the one about the configuration if another finding
+// has the same problem.
+func (got asked) checkAlerts(badConfiguration bool) (found []finding) {
 	if got.status == nil {
 		return []finding{{"alerts", skipped, got.why, ""}}
 	}
@@ -240,6 +241,9 @@ func (got asked) checkAlerts() (found []finding) {
 			fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())))
 	})
 	for _, e := range alerts {
+		if badConfiguration && e.GetKind() == "config" {
+			continue
+		}
 		check := "alert " + e.GetKind()
 		if e.GetGroup() != "" {
 			check += " of group " + e.GetGroup()
@@ -247,7 +251,7 @@ func (got asked) checkAlerts() (found []finding) {
 		found = append(found, finding{check, problem, fmt.Sprintf("%s (since %s)", e.GetMessage(),
 			stamp(fleet.Time(e.GetAt()))), "see " + runbooks + e.GetKind() + ".md"})
 	}
-	if found == nil {
+	if len(alerts) == 0 {
 		found = []finding{{"alerts", ok, "none is active", ""}}
 	}
 	return found

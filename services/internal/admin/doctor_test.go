@@ -391,6 +391,15 @@ func TestDoctorNamesAlerts(t *testing.T) {
 		found[1].Next != "see "+runbooks+"storage.md" {
 		t.Errorf("with two alerts: %+v", found)
 	}
+	// One fault is one problem, although the leader and the command `doctor` both see it.
+	shard.Do(func() { shard.Status.Errors = []*nstancev1.ErrorEvent{{Kind: "config", Message: "siez"}} })
+	if found := alerts(); len(found) != 1 {
+		t.Errorf("with a valid configuration in the bucket, which the leader refuses: %+v", found)
+	}
+	p.put(t, keys.Config("dev-1"), []byte(`{"siez": 2}`), nil)
+	if found := alerts(); len(found) != 0 {
+		t.Errorf("with a bad configuration in the bucket: %+v", found)
+	}
 }
 
 func TestDoctorShowsConsoles(t *testing.T) {

@@ -80,7 +80,7 @@ func runs(t *testing.T, addr, path string, args ...string) {
 	t.Fatalf("%s does not listen at %s", path, addr)
 }
 
-// through returns the answer of the shard "a", whose servers have an address, through a way.
+// through returns the error of a call of the shard "a" at an address, through a way; nil: it answered.
 func through(t *testing.T, dir, server, way string) *fleet.Error {
 	t.Helper()
 	servers, err := endpoints.Parse("a=" + server)

@@ -119,8 +119,8 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 	return checkSize(s, desired, surge, counted, creates, marked, reasons)
 }
 
-// checkWait checks that the decision says what the group waits for. Only a group that has its size, whose instances are
-// all healthy, and for which nothing is planned or under way, waits for nothing.
+// checkWait checks that the decision says what the group waits for. A group waits for nothing if it has its
+// size, all its instances are healthy, and nothing is planned or under way.
 func checkWait(s plan.Snapshot, d plan.Decision) error {
 	words := d.Wait.Words(s.Now)
 	switch {

@@ -284,6 +284,10 @@ func TestGroupChangeEndsTheBackoff(t *testing.T) {
 	}{
 		{"the surge", func(g *config.Group) { g.MaxSurge = 2 }, false},
 		{"the size", func(g *config.Group) { g.Size = 3 }, true},
+		{"the size, by the leader", func(g *config.Group) { g.Size, g.Scaling = 3, &config.Scaling{Max: 9} }, false},
+		{"the size, held by a person", func(g *config.Group) {
+			g.Size, g.Scaling, g.SizeHeld = 3, &config.Scaling{Max: 9}, true
+		}, true},
 		{"a subnet", func(g *config.Group) { g.Subnets = []string{"a", "b"} }, true},
 		{"the infra configuration", func(g *config.Group) { g.InfraHash = "v2" }, true},
 	} {
