@@ -314,7 +314,8 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 func EndsBackoff(before, after *config.Group) bool {
 	// A size that the leader chose by itself (rule 73) proves no more room than the former one.
 	chosen := after.Scaling != nil && !after.SizeHeld
-	return before.Size != after.Size && !chosen || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
+	return before.Size != after.Size && !chosen || before.Deleted != after.Deleted ||
+		before.RuntimeHash != after.RuntimeHash ||
 		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||
 		before.Purchase != after.Purchase || before.RolledBack() != after.RolledBack() ||
 		!slices.Equal(before.InstanceTypes, after.InstanceTypes) ||

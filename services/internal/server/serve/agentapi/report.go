@@ -330,7 +330,8 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 			return err
 		}
 	}
-	if metrics := m.GetMetrics(); metrics != nil {
+	// Metrics with a share that is no number are unknown. As an idle VM, it would make its group smaller (rule 76).
+	if metrics := m.GetMetrics(); metrics != nil && metrics.GetCpu() >= 0 {
 		r.Metrics = parseMetrics(metrics)
 	}
 	if m.GetUnchanged() {
@@ -461,7 +462,7 @@ func parseTime(t *timestamppb.Timestamp) (time.Time, error) {
 }
 
 func parseMetrics(m *nstancev1.Metrics) shardstate.Metrics {
-	out := shardstate.Metrics{CPU: share(m.GetCpu()), MemoryUsed: m.GetMemoryUsedBytes(),
+	out := shardstate.Metrics{CPU: float32(min(m.GetCpu(), 1)), MemoryUsed: m.GetMemoryUsedBytes(),
 		MemoryTotal: m.GetMemoryTotalBytes(),
 		ReceiveRate: -1, TransmitRate: -1, ConntrackEntries: -1, ConntrackMax: -1}
 	if m.NetworkReceiveRate != nil {
@@ -477,13 +478,6 @@ func parseMetrics(m *nstancev1.Metrics) shardstate.Metrics {
 		out.ConntrackMax = int64(min(*m.ConntrackLimit, math.MaxInt64))
 	}
 	return out
-}
-
-func share(x float64) float32 {
-	if !(x >= 0) { // NaN too
-		return 0
-	}
-	return float32(min(x, 1))
 }
 
 func parseRate(x float64) float32 {

@@ -62,3 +62,15 @@ func FuzzParseReport(f *testing.F) {
 		}
 	})
 }
+
+// TestMetricsThatAreNoNumbers checks that such metrics count as unknown, and not as those of an idle VM.
+func TestMetricsThatAreNoNumbers(t *testing.T) {
+	for cpu, known := range map[float64]bool{math.NaN(): false, -1: false, math.Inf(-1): false, 0: true, 2: true} {
+		var r shardstate.Report
+		err := parseReport(&nstancev1.ReportHealthRequest{Metrics: &nstancev1.Metrics{Cpu: cpu, MemoryTotalBytes: 1},
+			Unchanged: true}, &r)
+		if err != nil || (r.Metrics.MemoryTotal > 0) != known || r.Metrics.CPU < 0 || r.Metrics.CPU > 1 {
+			t.Errorf("cpu %v: %+v, %v", cpu, r.Metrics, err)
+		}
+	}
+}
