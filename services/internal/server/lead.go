@@ -231,7 +231,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		func(ctx context.Context) error { journalSizes(ctx, leader.State, l.journal.Record); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },
-		func(ctx context.Context) error { return s.scaleGroups(ctx, l) },
+		func(ctx context.Context) error { return s.scaleGroups(ctx, l, env) },
 		func(ctx context.Context) error { return awaitStepDown(ctx, l.stepDown) },
 	)
 }

@@ -1,0 +1,161 @@
+package scale
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
+)
+
+// scalingStage plays a group whose agents report numbers to a scaler.
+type scalingStage struct {
+	*Scaler
+	t       *testing.T
+	clock   time.Time
+	group   config.Group
+	streams map[ident.ID]uint64
+	ids     byte
+	resized []int
+	refuse  error
+	events  []record.Event
+}
+
+func newScalingStage(t *testing.T, size int) *scalingStage {
+	t.Helper()
+	least, down := 1, config.Duration(5*time.Minute)
+	stage := &scalingStage{t: t, clock: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC), streams: map[ident.ID]uint64{}}
+	now := func() time.Time { return stage.clock }
+	state := shardstate.New(shardstate.Options{Term: 1, Now: now, Wake: func() {}})
+	stage.group = config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "g"}, Static: true, Kind: "wrk",
+		Template: "t", Size: size, MaxSurge: 1, Scaling: &config.Scaling{Min: &least, Max: 20, Tolerance: "10%",
+			Metrics: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "50%"}}},
+			Up:      config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"}}}
+	stage.Scaler = &Scaler{State: state, Log: slog.New(slog.DiscardHandler), Env: tasks.Env{Now: now},
+		Record: func(e record.Event) { stage.events = append(stage.events, e) },
+		Resize: func(_ context.Context, _ config.GroupKey, size int) error {
+			if stage.refuse != nil {
+				return stage.refuse
+			}
+			stage.resized = append(stage.resized, size)
+			stage.group.Size = size
+			stage.configure()
+			return nil
+		}}
+	state.Configure((&config.Shard{}).WithDefaults(),
+		map[config.GroupKey]config.Group{stage.group.GroupKey: stage.group})
+	for range size {
+		stage.add()
+	}
+	return stage
+}
+
+func (s *scalingStage) configure() {
+	s.State.ConfigureGroups(map[config.GroupKey]config.Group{s.group.GroupKey: s.group},
+		[]config.GroupKey{s.group.GroupKey})
+}
+
+// add adds an instance that has registered.
+func (s *scalingStage) add() {
+	s.t.Helper()
+	s.ids++
+	id, err := ident.NewID("wrk", s.clock, strings.NewReader(strings.Repeat(string(rune('a'+s.ids)), 64)))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.State.PutRecord(record.Instance{ID: id, State: record.Registered, Revision: 1, Tenant: "default", Group: "g",
+		Template: "t", Kind: "wrk", CreatedAt: s.clock, RegisteredAt: s.clock, ProviderID: "vm"}, "token")
+	stream, ok := s.State.Connected(id)
+	if !ok {
+		s.t.Fatal("the instance does not exist")
+	}
+	s.streams[id] = stream
+}
+
+// report lets all agents report a share of their processors.
+func (s *scalingStage) report(cpu float32) {
+	for id, stream := range s.streams {
+		s.State.Reported(id, stream, shardstate.Report{Healthy: true, Metrics: shardstate.Metrics{CPU: cpu,
+			MemoryTotal: 1}})
+	}
+}
+
+// play lets the scaler run for a time in which the agents report every interval.
+func (s *scalingStage) play(cpu float32, d time.Duration) {
+	for end := s.clock.Add(d); s.clock.Before(end); {
+		s.report(cpu)
+		s.clock = s.clock.Add(plan.ScalingEvery)
+		s.pass(s.t.Context())
+	}
+}
+
+func (s *scalingStage) alerts() int { return s.State.Alerts()[plan.AlertScaling] }
+
+// TestScaler checks what a scaler makes of the reports, and what it does with the decisions.
+func TestScaler(t *testing.T) {
+	s := newScalingStage(t, 4)
+	s.play(1, plan.ScalingEvery)
+	if len(s.resized) != 1 || s.group.Size != 8 {
+		t.Fatalf("at 100 %% of 50 %%: sizes %v", s.resized)
+	}
+	if e := s.events; len(e) != 1 || e[0].Kind != record.EventGroupChanged || e[0].Actor != "leader" ||
+		!strings.HasPrefix(e[0].Message,
+			"size 8 instead of 4: cpu is at 100 %, with a target of 50 %, which asks for 8") {
+		t.Errorf("%+v", e)
+	}
+	s.play(1, time.Minute) // the four new ones boot
+	for range 4 {
+		s.add()
+	}
+	s.play(1, plan.ScalingEvery) // they are healthy, but what the others report is older
+	if len(s.resized) != 1 {
+		t.Fatalf("while the new ones boot: sizes %v", s.resized)
+	}
+	s.play(0.5, 10*time.Minute)
+	if len(s.resized) != 1 {
+		t.Fatalf("at the target: sizes %v", s.resized)
+	}
+	if view, ok := s.State.GroupView(s.group.GroupKey); !ok || view.Scaled == nil || view.Scaled.Wanted != 8 {
+		t.Errorf("%+v", view.Scaled)
+	}
+
+	s.clock = s.clock.Add(time.Hour) // nobody reports
+	s.pass(t.Context())
+	if s.alerts() != 1 || len(s.resized) != 1 {
+		t.Errorf("without reports: %d alerts, sizes %v", s.alerts(), s.resized)
+	}
+	s.play(0.5, plan.ScalingEvery)
+	if s.alerts() != 0 {
+		t.Error("the alert did not end")
+	}
+
+	s.refuse = errors.New("the bucket is slow")
+	s.play(0.1, 10*time.Minute)
+	s.refuse = nil
+	s.play(0.1, plan.ScalingEvery)
+	if len(s.resized) != 2 || s.group.Size != 6 {
+		t.Errorf("after a failed write: sizes %v", s.resized)
+	}
+	s.group.SizeHeld = true
+	s.configure()
+	s.play(1, time.Minute)
+	if len(s.resized) != 2 {
+		t.Errorf("although an operator holds the size: sizes %v", s.resized)
+	}
+	s.clock = s.clock.Add(time.Hour)
+	s.pass(t.Context())
+	s.group.Scaling = nil
+	s.configure()
+	s.pass(t.Context())
+	if s.alerts() != 0 {
+		t.Error("the alert of a group without scaling stays")
+	}
+}
