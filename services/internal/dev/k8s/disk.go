@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,7 +67,7 @@ func (s *store) begin() error {
 	if err := s.root.Remove(tempPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	for _, name := range s.scan(".") {
+	for _, name := range s.scan() {
 		s.readChangedFile(name, false)
 	}
 	for _, namespace := range []string{"default", "kube-system"} {
@@ -127,19 +126,20 @@ func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	return err
 }
 
-// scan lists the paths of objects' files below a directory, relative to the root. It lists each file on the disk, and
-// also the path of each object in memory, even if that file no longer exists.
-func (s *store) scan(dir string) (names []string) {
-	err := fs.WalkDir(s.root.FS(), dir, func(name string, entry fs.DirEntry, err error) error {
+// scan lists the paths of objects' files, relative to the root. It lists each file on the disk, and also the path of
+// each object in memory, even if that file no longer exists.
+func (s *store) scan() (names []string) {
+	// Every error goes through the function.
+	_ = fs.WalkDir(s.root.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
-				s.log.Warn("read directory", "path", s.shown(name), "error", err)
+				s.report(name, err.Error())
 			}
 			return nil
 		}
 		if entry.IsDir() && name != "." && s.kinds[strings.Split(name, "/")[0]] == nil {
 			if !strings.HasPrefix(name, ".") {
-				s.log.Warn("no such resource: the directory is ignored", "path", s.shown(name))
+				s.report(name, "there is no such resource")
 			}
 			return fs.SkipDir
 		}
@@ -148,36 +148,25 @@ func (s *store) scan(dir string) (names []string) {
 		}
 		return nil
 	})
-	if err != nil {
-		s.log.Warn("read directory", "path", s.shown(dir), "error", err)
-	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, c := range s.kinds {
 		for k := range c.objects {
-			if name := pathOf(c, k); dir == "." || strings.HasPrefix(name, dir+"/") {
-				names = append(names, name)
-			}
+			names = append(names, pathOf(c, k))
 		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// directories lists a directory and the directories below it that may contain files of objects.
-func (s *store) directories(from string) (names []string) {
-	_ = fs.WalkDir(s.root.FS(), from, func(name string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil: // deleted, or reported by scan
-		case !entry.IsDir():
-		case name != "." && s.kinds[strings.Split(name, "/")[0]] == nil:
-			return fs.SkipDir
-		default:
-			names = append(names, name)
-		}
-		return nil //nolint:nilerr // see above
-	})
-	return names
+// report logs what is wrong with a directory, once.
+func (s *store) report(name, problem string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken[name] != problem {
+		s.broken[name] = problem
+		s.log.Warn("directory ignored", "path", s.shown(name), "error", problem)
+	}
 }
 
 // readChangedFile updates one object from its file if a user has changed the file. It reports whether the file is
@@ -470,122 +459,49 @@ func (s *store) remove(c *collection, k key) error {
 func (s *store) shown(name string) string { return filepath.Join(s.dir, filepath.FromSlash(name)) }
 
 const (
-	// settleTime is how long a file must stay unchanged before it is read. A program may write a file in several parts.
-	settleTime = 50 * time.Millisecond
-	// absenceTime is the time for which a file must be missing before its object is deleted. Editors and `git checkout`
+	// lookTime is the time between two looks at the files.
+	lookTime = 50 * time.Millisecond
+	// settledLooks is for how many looks a file must stay as it is before it is read. A program may write a file in
+	// several parts.
+	settledLooks = 2
+	// absentLooks is for how many looks a file must be missing before its object is deleted. Editors and `git checkout`
 	// replace files in two steps.
-	absenceTime = 250 * time.Millisecond
+	absentLooks = 6
 )
 
-// follower passes users' changes of files on to the store. An event of the watcher only says which file to read. If
-// events were lost, the follower reads all files.
-type follower struct {
-	store   *store
-	dir     string
-	watcher *fsnotify.Watcher
-	due     map[string]deadline // by path relative to dir
+// look is what the store has seen of a file. If the file is missing, modified is zero.
+type look struct {
+	size, modified int64
+	times          int // in how many looks it was so
 }
 
-// deadline is the time at which a file is to be read.
-type deadline struct {
-	at      time.Time
-	missing bool // the file was missing at the last check
-}
-
-// newFollower starts to watch the directory. It must be called before the first read of the directory. Otherwise
-// changes between that read and the call of follower.run would be lost.
-func newFollower(s *store, dir string) (*follower, error) {
-	w, err := fsnotify.NewBufferedWatcher(1000)
-	if err != nil {
-		return nil, fmt.Errorf("watch directory of objects: %w", err)
-	}
-	f := &follower{store: s, dir: dir, watcher: w, due: map[string]deadline{}}
-	if err := w.Add(dir); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch directory of objects: %w", err), w.Close())
-	}
-	f.enter(".")
-	return f, nil
-}
-
-func (f *follower) close() error { return f.watcher.Close() }
-
-// run tells the store about users' changes of files, until ctx ends.
-func (f *follower) run(ctx context.Context) error {
-	timer := time.NewTimer(settleTime)
-	defer timer.Stop()
+// follow finds users' changes of files, until ctx ends.
+func (s *store) follow(ctx context.Context) {
+	tick := time.NewTicker(lookTime)
+	defer tick.Stop()
+	seen := map[string]look{}
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case e, ok := <-f.watcher.Events:
-			if !ok {
-				return errors.New("watch directory of objects: it has ended")
+			return
+		case <-tick.C:
+		}
+		before := seen
+		seen = map[string]look{}
+		for _, name := range s.scan() {
+			var now look
+			if info, err := s.root.Stat(name); err == nil {
+				now.size, now.modified = info.Size(), info.ModTime().UnixNano()
 			}
-			if !e.Has(fsnotify.Chmod) || e.Op != fsnotify.Chmod {
-				f.note(e)
+			was := before[name]
+			if now.times = was.times; was != now {
+				now.times = 0
 			}
-		case err, ok := <-f.watcher.Errors:
-			if !ok {
-				return errors.New("watch directory of objects: it has ended")
+			now.times++
+			seen[name] = now
+			if now.times == settledLooks || now.times == absentLooks {
+				s.readChangedFile(name, now.times == absentLooks)
 			}
-			f.store.log.Warn("watch directory of objects: everything is read again", "error", err)
-			f.enter(".")
-		case <-timer.C:
-			f.checkDueFiles(time.Now())
-		}
-		timer.Reset(f.wait(time.Now()))
-	}
-}
-
-// note schedules a check of the file that an event names.
-func (f *follower) note(e fsnotify.Event) {
-	name, err := filepath.Rel(f.dir, e.Name)
-	if err != nil {
-		return
-	}
-	name = filepath.ToSlash(name)
-	if _, _, ok := f.store.locate(name); ok {
-		f.due[name] = deadline{at: time.Now().Add(settleTime)}
-		return
-	}
-	if parts := strings.Split(name, "/"); len(parts) < 3 && !strings.HasPrefix(parts[len(parts)-1], ".") &&
-		!e.Has(fsnotify.Write) {
-		f.enter(name)
-	}
-}
-
-// enter watches a directory and those below it, and schedules a check of all files that are or were there.
-func (f *follower) enter(name string) {
-	for _, dir := range f.store.directories(name) {
-		if err := f.watcher.Add(filepath.Join(f.dir, filepath.FromSlash(dir))); err != nil &&
-			!errors.Is(err, fsnotify.ErrClosed) {
-			f.store.log.Warn("watch directory", "path", f.store.shown(dir), "error", err)
 		}
 	}
-	at := time.Now().Add(settleTime)
-	for _, file := range f.store.scan(name) {
-		f.due[file] = deadline{at: at}
-	}
-}
-
-// checkDueFiles checks the files that are due.
-func (f *follower) checkDueFiles(now time.Time) {
-	for name, d := range f.due {
-		if d.at.After(now) {
-			continue
-		}
-		delete(f.due, name)
-		if f.store.readChangedFile(name, d.missing) && !d.missing {
-			f.due[name] = deadline{at: now.Add(absenceTime), missing: true}
-		}
-	}
-}
-
-// wait returns the time until the next check.
-func (f *follower) wait(now time.Time) time.Duration {
-	wait := time.Hour
-	for _, d := range f.due {
-		wait = min(wait, d.at.Sub(now))
-	}
-	return max(wait, 0)
 }

@@ -90,7 +90,7 @@ func FuzzPatch(f *testing.F) {
 			}
 			return
 		}
-		if err := checkType(pods, key{"default", "a"}, next); err == nil {
+		if err := checkType(pods.gvk(), key{"default", "a"}, next); err == nil {
 			if again, err := decode(must(encode(next))(t)); err != nil || !same(again, next) {
 				t.Fatalf("it does not survive its file: %v", err)
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -96,7 +98,7 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, partia
 	if !ok {
 		return t.notFound()
 	}
-	writeJSON(w, http.StatusOK, t.resource.form(o, partial))
+	writeJSON(w, http.StatusOK, t.form(o, partial))
 	return nil
 }
 
@@ -163,7 +165,7 @@ func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, par
 	if err != nil {
 		return err
 	}
-	if err := checkType(r, key{namespace: t.namespace}, o); err != nil {
+	if err := checkType(r.gvk(), key{namespace: t.namespace}, o); err != nil {
 		return err
 	}
 	if t.name, err = nameOf(o); err != nil {
@@ -188,12 +190,7 @@ func (h *handler) update(w http.ResponseWriter, req *http.Request, t target, par
 	if err != nil {
 		return err
 	}
-	if err := checkType(t.resource, t.key(), wanted); err != nil {
-		return err
-	}
-	return h.change(w, req, t, partial, func(current map[string]any) (map[string]any, error) {
-		return h.store.updated(t.resource, t.key(), t.sub, current, t.resource.stores(wanted))
-	})
+	return h.change(w, req, t, partial, func(map[string]any) (map[string]any, error) { return wanted, nil })
 }
 
 func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
@@ -202,17 +199,12 @@ func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, part
 		return err
 	}
 	return h.change(w, req, t, partial, func(current map[string]any) (map[string]any, error) {
-		wanted, err := patched(t.resource.gvk(), t.resource.shows(current), kind, patch)
-		if err != nil {
-			return nil, err
+		wanted, err := patched(t.gvk(), t.form(current, false), kind, patch)
+		m, ok := wanted["metadata"].(map[string]any)
+		if ok && (m["resourceVersion"] == nil || m["resourceVersion"] == "") {
+			m["resourceVersion"] = meta(current)["resourceVersion"]
 		}
-		if err := checkType(t.resource, t.key(), wanted); err != nil {
-			return nil, err
-		}
-		if v, _ := meta(wanted)["resourceVersion"].(string); v == "" {
-			meta(wanted)["resourceVersion"] = meta(current)["resourceVersion"]
-		}
-		return h.store.updated(t.resource, t.key(), t.sub, current, t.resource.stores(wanted))
+		return wanted, err
 	})
 }
 
@@ -230,7 +222,7 @@ func readPatch(req *http.Request) (patch []byte, kind string, err error) {
 	return patch, kind, nil
 }
 
-// change edits an existing object and answers with the result.
+// change edits an existing object, as the function `edit` wants it to be, and answers with the result.
 func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, partial bool, edit editFunc) error {
 	dry, err := dryRun(req)
 	if err != nil {
@@ -240,12 +232,27 @@ func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, par
 		if current == nil {
 			return nil, t.notFound()
 		}
-		return edit(current)
+		wanted, err := edit(current)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkType(t.gvk(), t.key(), wanted); err != nil {
+			return nil, err
+		}
+		if t.sub == "scale" {
+			wanted, err = scaled(current, wanted)
+		} else {
+			wanted = t.resource.stores(wanted)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return h.store.updated(t.resource, t.key(), t.sub, current, wanted)
 	})
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, t.resource.form(result, partial))
+	writeJSON(w, http.StatusOK, t.form(result, partial))
 	return nil
 }
 
@@ -368,31 +375,25 @@ func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t t
 
 // serveSub answers requests for a subresource.
 func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
-	for _, sub := range t.resource.subresources() {
-		if sub.name != t.sub {
-			continue
-		}
-		posts := t.resource.post != nil && t.sub == t.resource.post.name
-		switch {
-		case posts && req.Method == http.MethodPost && t.sub == "eviction":
-			return h.evict(w, req, t)
-		case posts && req.Method == http.MethodPost && t.sub == "token":
-			return h.token(w, req, t)
-		case posts:
-		case req.Method == http.MethodGet && t.sub == "scale":
-			return h.getScale(w, t)
-		case (req.Method == http.MethodPut || req.Method == http.MethodPatch) && t.sub == "scale":
-			return h.setScale(w, req, t)
-		case req.Method == http.MethodGet:
-			return h.get(w, req, t, partial)
-		case req.Method == http.MethodPut:
-			return h.update(w, req, t, partial)
-		case req.Method == http.MethodPatch:
-			return h.patch(w, req, t, partial)
-		}
-		return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
+	i := slices.IndexFunc(t.resource.subresources(), func(sub subresource) bool { return sub.name == t.sub })
+	if i < 0 {
+		return errNoPath
 	}
-	return errNoPath
+	posts := t.resource.post != nil && t.sub == t.resource.post.name
+	switch {
+	case posts && req.Method == http.MethodPost && t.sub == "eviction":
+		return h.evict(w, req, t)
+	case posts && req.Method == http.MethodPost && t.sub == "token":
+		return h.token(w, req, t)
+	case posts:
+	case req.Method == http.MethodGet:
+		return h.get(w, req, t, partial)
+	case req.Method == http.MethodPut:
+		return h.update(w, req, t, partial)
+	case req.Method == http.MethodPatch:
+		return h.patch(w, req, t, partial)
+	}
+	return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
 }
 
 // scaleOf returns the scale of an object.
@@ -418,70 +419,17 @@ func scaleOf(o map[string]any) map[string]any {
 	}
 }
 
-func (h *handler) getScale(w http.ResponseWriter, t target) error {
-	o, ok := h.store.get(t.resource, t.key())
-	if !ok {
-		return t.notFound()
+// scaled returns an object with the number of replicas in a scale.
+func scaled(current, scale map[string]any) (map[string]any, error) {
+	replicas, _, err := unstructured.NestedInt64(scale, "spec", "replicas") // left out: 0, as in the type
+	if err != nil || replicas < 0 || replicas > 1<<31-1 {
+		return nil, invalid("spec.replicas", scale["spec"], "it must be a number of 0 or more")
 	}
-	writeJSON(w, http.StatusOK, scaleOf(o))
-	return nil
-}
-
-func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) error {
-	dry, err := dryRun(req)
-	if err != nil {
-		return err
+	next := runtime.DeepCopyJSON(current)
+	if version := meta(scale)["resourceVersion"]; version != nil {
+		meta(next)["resourceVersion"] = version
 	}
-	wanted := func(map[string]any) (map[string]any, error) { return nil, nil }
-	if req.Method == http.MethodPut {
-		fields, err := readFields(req)
-		if err != nil {
-			return err
-		}
-		wanted = func(map[string]any) (map[string]any, error) { return fields, nil }
-	} else {
-		patch, kind, err := readPatch(req)
-		if err != nil {
-			return err
-		}
-		wanted = func(current map[string]any) (map[string]any, error) {
-			return patched(scaleGVK, scaleOf(current), kind, patch)
-		}
-	}
-	result, _, err := h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
-		if current == nil {
-			return nil, t.notFound()
-		}
-		want, err := wanted(current)
-		if err != nil {
-			return nil, err
-		}
-		if err := checkMeta(want); err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-		u := unstructured.Unstructured{Object: want}
-		if v := u.GetResourceVersion(); v != "" && v != meta(current)["resourceVersion"] {
-			return nil, conflict(t.resource, t.key(), modified)
-		}
-		replicas, _, err := unstructured.NestedInt64(want, "spec", "replicas") // left out: 0, as in the type
-		if err != nil || replicas < 0 || replicas > 1<<31-1 {
-			return nil, invalid("spec.replicas", want["spec"], "it must be a number of 0 or more")
-		}
-		u = unstructured.Unstructured{Object: without(current)}
-		spec, _ := u.Object["spec"].(map[string]any)
-		spec = without(spec)
-		spec["replicas"] = replicas
-		u.Object["spec"] = spec
-		next := u.Object
-		next["metadata"] = without(meta(current))
-		h.store.complete(h.store.collectionOf(t.resource), t.key(), next, current)
-		return next, nil
-	})
-	if err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, scaleOf(result))
-	return nil
+	return next, unstructured.SetNestedField(next, replicas, "spec", "replicas")
 }
 
 // token issues a token, which dev-k8s never verifies.

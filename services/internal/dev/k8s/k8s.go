@@ -76,11 +76,6 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	follow, err := newFollower(s, o.Dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, follow.close()) }()
 	if err := s.begin(); err != nil {
 		return err
 	}
@@ -92,7 +87,7 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 		return errors.Join(err, listener.Close())
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return follow.run(ctx) })
+	group.Go(func() error { s.follow(ctx); return nil })
 	group.Go(func() error { s.collect(ctx); return nil })
 	group.Go(func() error {
 		return httpserver.Serve(ctx, listener, &handler{store: s, log: log, now: time.Now}, log, shutdownTime, true)

@@ -38,6 +38,22 @@ type target struct {
 	sub       string // the subresource
 }
 
+// gvk returns the type of the objects at the path.
+func (t target) gvk() schema.GroupVersionKind {
+	if t.sub == "scale" {
+		return scaleGVK
+	}
+	return t.resource.gvk()
+}
+
+// form converts a stored object to the form that the client of the path asked for.
+func (t target) form(o map[string]any, partial bool) map[string]any {
+	if t.sub == "scale" {
+		return scaleOf(o)
+	}
+	return t.resource.form(o, partial)
+}
+
 // errNoPath is the answer to an unknown path: 404 with the message of a real API server.
 var errNoPath = refusal(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested "+
 	"resource: dev-k8s serves what services/internal/dev/k8s/handle_discovery.go lists")

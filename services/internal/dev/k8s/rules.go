@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
@@ -20,12 +21,12 @@ import (
 // https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md
 
 // checkType refuses a body with another type or name than the path.
-func checkType(r *resource, k key, o map[string]any) error {
-	if v, ok := o["apiVersion"]; ok && v != r.apiVersion() {
-		return apierrors.NewBadRequest(fmt.Sprintf("apiVersion is %v, the path is for %s", v, r.apiVersion()))
+func checkType(gvk schema.GroupVersionKind, k key, o map[string]any) error {
+	if v, ok := o["apiVersion"]; ok && v != gvk.GroupVersion().String() {
+		return apierrors.NewBadRequest(fmt.Sprintf("apiVersion is %v, the path is for %s", v, gvk.GroupVersion()))
 	}
-	if v, ok := o["kind"]; ok && v != r.kind {
-		return apierrors.NewBadRequest(fmt.Sprintf("kind is %v, the path is for %s", v, r.kind))
+	if v, ok := o["kind"]; ok && v != gvk.Kind {
+		return apierrors.NewBadRequest(fmt.Sprintf("kind is %v, the path is for %s", v, gvk.Kind))
 	}
 	if m, ok := o["metadata"]; ok {
 		if _, ok := m.(map[string]any); !ok {

@@ -66,7 +66,7 @@ type store struct {
 	mu      sync.RWMutex
 	version uint64
 	kinds   map[string]*collection // By name of the resource.
-	broken  map[string]string      // Unusable files by path, with their content when they were reported.
+	broken  map[string]string      // Unusable files and directories by path, with what was reported of them.
 }
 
 // openStore opens the directory and creates it if necessary. Call begin before use.
