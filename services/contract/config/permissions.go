@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nstance-kit/nstance/services/contract/jsonpointer"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
@@ -89,6 +90,7 @@ func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string 
 		if !isStatic {
 			c.permittedPool(spec, t, name, path)
 			c.permittedBalancers(spec, t, name, path)
+			c.permittedMetrics(spec, path)
 			var pointers [][]string
 			for _, text := range t.Dynamic.Args {
 				if pointer, err := parsePointer(text); err == nil {
@@ -193,6 +195,20 @@ func (c *checker) permittedBalancers(spec GroupSpec, t Template, name, path stri
 		if !slices.Contains(t.Dynamic.LoadBalancers, balancer) {
 			c.refuse(element(ChildPath(path, "load_balancers"), i), name, "dynamic.load_balancers",
 				"%s is not a permitted load balancer", quote(balancer))
+		}
+	}
+}
+
+// permittedMetrics reports the metrics that the leader reads from a URL. It may send requests, and a secret with them,
+// only to what the shard config names.
+func (c *checker) permittedMetrics(spec GroupSpec, path string) {
+	if spec.Scaling == nil {
+		return
+	}
+	for i, m := range spec.Scaling.Metrics {
+		if m.Total() {
+			c.add(element(ChildPath(path, "scaling")+".metrics", i)+"."+m.fields()[0],
+				"is only for groups in the shard's configuration: the leader reads no URL that an operator has chosen")
 		}
 	}
 }
@@ -358,20 +374,11 @@ func reachable(args map[string]any, pointer []string) error {
 
 var errPointer = errors.New(`is not a JSON pointer to an argument, such as "/MetadataOptions/HttpTokens"`)
 
-// parsePointer splits a JSON pointer (RFC 6901) into the names of members. It returns at least one name.
+// parsePointer splits a JSON pointer to an argument into the names of members. It returns at least one name.
 func parsePointer(text string) ([]string, error) {
-	rest, ok := strings.CutPrefix(text, "/")
-	if !ok {
+	names, err := jsonpointer.Parse(text)
+	if err != nil || len(names) == 0 {
 		return nil, errPointer
-	}
-	names := strings.Split(rest, "/")
-	for i, name := range names {
-		for at := 0; at < len(name); at++ {
-			if name[at] == '~' && (at+1 == len(name) || name[at+1] != '0' && name[at+1] != '1') {
-				return nil, errPointer
-			}
-		}
-		names[i] = strings.ReplaceAll(strings.ReplaceAll(name, "~1", "/"), "~0", "~")
 	}
 	return names, nil
 }

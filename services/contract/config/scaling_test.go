@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ func TestScaling(t *testing.T) {
 		{withGroupFields(`"scaling": {"metrics": [{"cpu": {"target": "60%"}}]}`), "scaling.max: must be more than 0"},
 		{withGroupFields(`"scaling": {"max": 8}`), "scaling.metrics: is required"},
 		{metrics(`[]`), "scaling.metrics: is required"},
-		{metrics(`[{}]`), "scaling.metrics[0]: want exactly one of cpu, memory, network"},
+		{metrics(`[{}]`), "scaling.metrics[0]: want exactly one of cpu, memory, network, vm, query, url"},
 		{metrics(`[{"cpu": {"target": "60%"}, "memory": {"target": "60%"}}]`), "want exactly one of"},
 		{metrics(`[{"cpu": {"target": "60%"}}, {"cpu": {"target": "50%"}}]`), "scaling.metrics[1]: cpu is there twice"},
 		{metrics(`[{"cpu": {"target": "60"}}]`), `scaling.metrics[0].cpu.target: "60" is not a percentage`},
@@ -35,7 +36,42 @@ func TestScaling(t *testing.T) {
 		{metrics(`[{"network": {"target": 0}}]`), "network.target"},
 		{metrics(`[{"procesor": {"target": "60%"}}]`), "there is no such field"},
 		{scaling(`, "min": 9`), "scaling.min: 9 is more than 8, the largest size"},
-		{scaling(`, "min": 0`), "scaling.min"},
+		{scaling(`, "min": 0`), "scaling.min: is 0, but a group without instances tells no numbers"},
+		{scaling(`, "min": -1`), "scaling.min: cannot be negative"},
+		{scaling(`}, "schedules": [{"cron": "0 7 * * *", "size": 0}], "rollout": {`), "schedules[0].size: is 0, but a"},
+		{metrics(`[{"vm": {"port": 70000, "metric": "a", "target": 1}}]`), "vm.port: 70000 is not a port"},
+		{metrics(`[{"vm": {"metric": "a", "target": 1}}]`), "vm.port: is required"},
+		{metrics(`[{"vm": {"port": 80, "target": 1}}]`), "vm: want exactly one of metric, json"},
+		{metrics(`[{"vm": {"port": 80, "target": 1, "metric": "a", "json": "/a"}}]`), "want exactly one of metric, json"},
+		{metrics(`[{"vm": {"port": 80, "target": 1, "metric": "a{b}"}}]`), `vm.metric: "a{b}" is not the name`},
+		{metrics(`[{"vm": {"port": 80, "target": 1, "json": "a"}}]`), `vm.json: "a" is not a JSON pointer`},
+		{metrics(`[{"vm": {"port": 80, "target": 0, "json": "/a"}}]`), "vm.target: must be more than 0"},
+		{metrics(`[{"vm": {"port": 80, "target": 1, "json": "/a", "path": "x"}}]`), `vm.path: "x" is not a path`},
+		{metrics(`[{"vm": {"name": "cpu", "port": 80, "target": 1, "json": "/a"}}]`), `vm.name: "cpu" is what other`},
+		{metrics(`[{"vm": {"name": "A b", "port": 80, "target": 1, "json": "/a"}}]`), `vm.name: name "A b" may only`},
+		{metrics(`[{"url": {"url": "https://a/b", "target": 1}}, {"url": {"url": "https://a/c", "target": 1}}]`),
+			"scaling.metrics[1]: url is there twice (give each of them a name)"},
+		{metrics(`[{"url": {"name": "x", "url": "https://a/b", "target": 1}},
+			{"vm": {"name": "x", "port": 80, "metric": "a", "target": 1}}]`),
+			`scaling.metrics[1].vm.name: "x" is the name of another metric`},
+		{metrics(`[{"url": {"url": "http://a/b", "target": 1}}]`), "url.url: begins neither with https:// nor"},
+		{metrics(`[{"url": {"url": "ftp://a/b", "target": 1}}]`), "url.url: begins neither with https:// nor"},
+		{metrics(`[{"url": {"url": "https://me:pw@a/b", "target": 1}}]`), "url.url: has a user in it"},
+		{metrics(`[{"url": {"url": "https://me:p w@a/b", "target": 1}}]`), "url.url: is not a URL such as"},
+		{metrics(`[{"url": {"url": "/b", "target": 1}}]`), "url.url: is not a URL such as"},
+		{metrics(`[{"url": {"url": "https:///b", "target": 1}}]`), "url.url: is not a URL such as"},
+		{metrics(`[{"url": {"url": "https://a:99999/b", "target": 1}}]`), `url.url: "99999" is not a port`},
+		{metrics(`[{"url": {"url": "https://a/b#c", "target": 1}}]`), "url.url: has a fragment"},
+		{metrics(`[{"url": {"url": "https://a/b", "json": "c", "target": 1}}]`), `url.json: "c" is not a JSON pointer`},
+		{metrics(`[{"url": {"url": "https://a/b", "target": 1, "token": {"kind": "text", "source": "x"}}}]`),
+			`url.token.kind: "text" is none of secret`},
+		{metrics(`[{"url": {"url": "https://a/b", "target": 1, "token": {"kind": "secret", "source": "ca.key"}}}]`),
+			`url.token.source: "ca.key" is the cluster's own`},
+		{metrics(`[{"query": {"prometheus": "https://p", "target": 1}}]`), "query.query: is required"},
+		{metrics(`[{"query": {"prometheus": "http://10.0.0.1:9090", "query": "a", "target": 1}}]`),
+			"query.prometheus: begins neither with"},
+		{metrics(`[{"query": {"prometheus": "https://p", "query": "` + strings.Repeat("a", 2049) + `", "target": 1}}]`),
+			"query.query: has 2049 bytes, at most 2048 are allowed"},
 		{scaling(`, "min": 4`), "size: is 3, but the group scales between 4 and 8"},
 		{scaling(`, "tolerance": "x"`), "scaling.tolerance"},
 		{scaling(`, "up": {"max_step": "0%"}`), `scaling.up.max_step: "0%" permits no change`},
@@ -138,5 +174,77 @@ func TestScaledSize(t *testing.T) {
 	}
 	if size, _ := g.SizeAt(at.Add(12 * time.Hour)); size != 3 || g.LeastAt(at.Add(12*time.Hour)) != 2 {
 		t.Errorf("by night: size %d", size)
+	}
+}
+
+// TestScalingFromZero checks that a group can have no instances if the leader reads one of its metrics itself, and how
+// metrics are called.
+func TestScalingFromZero(t *testing.T) {
+	const metrics = `[{"cpu": {"target": "60%"}},
+		{"query": {"prometheus": "http://127.0.0.1:9090/prefix", "query": "sum(a)", "target": 3}},
+		{"url": {"url": "http://[::1]:80/b?c=d", "target": 1, "token": {"kind": "secret", "source": "jobs"}}},
+		{"url": {"name": "waiting", "url": "https://a.example/b", "json": "/c/0", "target": 2}},
+		{"vm": {"port": 9100, "metric": "http_inflight", "target": 4}},
+		{"vm": {"name": "queue", "port": 9100, "json": "/queue", "target": 5}}]`
+	shard := mustParse(t, withGroupFields(`"scaling": {"min": 0, "max": 8, "metrics": `+metrics+
+		`}, "schedules": [{"cron": "0 7 * * *", "size": 0}]`)).WithDefaults()
+	merged, _ := shard.Merged(Groups{})
+	g := merged[GroupKey{"default", "g"}]
+	var names []string
+	var targets []int
+	for _, m := range g.Scaling.Metrics {
+		names, targets = append(names, m.Name()), append(targets, m.Target())
+	}
+	if !slices.Equal(names, []string{"cpu", "query", "url", "waiting", "vm", "queue"}) ||
+		!slices.Equal(targets, []int{60, 3, 1, 2, 4, 5}) {
+		t.Errorf("names %q, targets %d", names, targets)
+	}
+	if path := g.Scaling.Metrics[4].VM.Path; path != "/metrics" {
+		t.Errorf("path %q", path)
+	}
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	if least := g.LeastAt(at); least != 0 {
+		t.Errorf("at least %d", least)
+	}
+	none := 0
+	if err := CheckUpsert(shard, g.GroupKey, GroupSpec{Size: &none}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTenantsChooseNoURL checks that the leader reads only URLs of the shard config.
+func TestTenantsChooseNoURL(t *testing.T) {
+	shard := mustParse(t, withGroupFields(`"max_surge": 1`)).WithDefaults()
+	shard.Groups["default"]["other"] = shard.Groups["default"]["g"]
+	dynamic := func(metrics string) GroupSpec {
+		spec, problems := ParseGroup("", []byte(`{"template": "`+shard.Groups["default"]["g"].Template+
+			`", "scaling": {"max": 8, "metrics": [`+metrics+`]}}`))
+		if err := problems.Err(); err != nil {
+			t.Fatal(err)
+		}
+		return spec
+	}
+	vm := `{"vm": {"port": 80, "metric": "a", "target": 1}}`
+	fresh := GroupKey{"default", "new"}
+	if err := CheckUpsert(shard, fresh, dynamic(vm)); err != nil {
+		t.Error(err)
+	}
+	for kind, metric := range map[string]string{
+		"query": `{"query": {"prometheus": "https://p", "query": "a", "target": 1}}`,
+		"url":   `{"url": {"url": "https://a/b", "target": 1}}`,
+	} {
+		spec := dynamic(vm + "," + metric)
+		want := "scaling.metrics[1]." + kind + ": is only for groups in the shard's configuration"
+		var denied *DeniedError
+		if err := CheckUpsert(shard, fresh, spec); !errors.As(err, &denied) || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if err := CheckUpsert(shard, GroupKey{"default", "g"}, spec); err == nil {
+			t.Errorf("an operator set a %s of a static group", kind)
+		}
+		groups, _ := shard.Merged(Groups{Tenants: map[string]map[string]GroupSpec{"default": {"new": spec}}})
+		if g := groups[fresh]; !strings.Contains(g.Refused, "is only for groups in the shard's configuration") {
+			t.Errorf("a %s in groups/ is not refused: %q", kind, g.Refused)
+		}
 	}
 }

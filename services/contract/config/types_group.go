@@ -152,8 +152,9 @@ const FallbackOnDemand = "on_demand"
 // computes the size with which they would be at their targets, as the Horizontal Pod Autoscaler of Kubernetes does. If
 // there are several metrics, the largest size counts.
 type Scaling struct {
-	// Smallest number of instances, at least 1: a group without instances tells no numbers.
-	Min *int `json:"min,omitempty" default:"1" rule:"positive"`
+	// Smallest number of instances. 0 needs a metric query or url, because a group without instances tells no other
+	// numbers.
+	Min *int `json:"min,omitempty" default:"1" rule:"nonnegative"`
 	// Largest number of instances.
 	Max int `json:"max" rule:"required,positive"`
 	// Numbers that decide on the size, and their targets: 1 to 10.
@@ -174,6 +175,66 @@ type ScalingMetric struct {
 	Memory *ScalingShare `json:"memory,omitempty"`
 	// Traffic of the network interface that the agents watch: bytes per second, received or sent, whichever is more.
 	Network *ScalingRate `json:"network,omitempty"`
+	// A number that something on the VM serves over HTTP. The agents read it.
+	VM *ScalingVM `json:"vm,omitempty"`
+	// The result of a query to Prometheus. The leader reads it. Only for groups in the shard's configuration.
+	Query *ScalingQuery `json:"query,omitempty"`
+	// A number in the answer of a URL. The leader reads it. Only for groups in the shard's configuration.
+	URL *ScalingURL `json:"url,omitempty"`
+}
+
+// ScalingVM is a number that an agent reads from its VM, from 127.0.0.1: a metric of Prometheus, or a number in a JSON
+// document.
+type ScalingVM struct {
+	// Name of the metric in messages and plots. The metrics of a group have different names.
+	Name string `json:"name,omitempty" default:"vm" support:"plain"`
+	// Port of the request on the loopback address, from 1 to 65535.
+	Port int `json:"port" rule:"required"`
+	// Path and query of the request.
+	Path string `json:"path,omitempty" default:"/metrics" support:"present"`
+	// Name of a metric in the text format of Prometheus. If it has several series, their sum counts.
+	Metric string `json:"metric,omitempty" support:"plain"`
+	// In place of metric: JSON pointer (RFC 6901) to a number in a JSON document, such as "/requests/waiting".
+	JSON string `json:"json,omitempty" support:"plain"`
+	// Average of the instances to aim at.
+	Target int `json:"target" rule:"required,positive"`
+}
+
+// ScalingQuery is the result of a query to Prometheus: a scalar, or a vector of one series. It is a number of the whole
+// group.
+type ScalingQuery struct {
+	// Name of the metric in messages and plots. The metrics of a group have different names.
+	Name string `json:"name,omitempty" default:"query" support:"plain"`
+	// URL of Prometheus, or of a service with its API: https, or http to a loopback address.
+	Prometheus string `json:"prometheus" rule:"required" support:"origin"`
+	// Query in PromQL, such as "sum(queue_depth)".
+	Query string `json:"query" rule:"required" support:"present"`
+	// What one instance can do. The group gets as many instances as the number has targets.
+	Target int `json:"target" rule:"required,positive"`
+	// Bearer token of the request. Default: none.
+	Token *TokenSource `json:"token,omitempty"`
+}
+
+// ScalingURL is a number in the answer to a GET request. It is a number of the whole group.
+type ScalingURL struct {
+	// Name of the metric in messages and plots. The metrics of a group have different names.
+	Name string `json:"name,omitempty" default:"url" support:"plain"`
+	// URL of the request: https, or http to a loopback address.
+	URL string `json:"url" rule:"required" support:"origin"`
+	// JSON pointer (RFC 6901) to a number in the answer, such as "/waiting". Default: the answer is only a number.
+	JSON string `json:"json,omitempty" support:"plain"`
+	// What one instance can do. The group gets as many instances as the number has targets.
+	Target int `json:"target" rule:"required,positive"`
+	// Bearer token of the request. Default: none.
+	Token *TokenSource `json:"token,omitempty"`
+}
+
+// TokenSource says where a token is kept. It never holds the token itself.
+type TokenSource struct {
+	// Kind of the source.
+	Kind string `json:"kind" rule:"required,enum=secret"`
+	// The secret's name in the secrets store.
+	Source string `json:"source" rule:"required" support:"present"`
 }
 
 // ScalingShare is the target of a metric that is a share of what a VM has.

@@ -148,14 +148,23 @@ func (c *checker) command(argv []string, path string) {
 }
 
 func (c *checker) httpCheck(h HealthRequest, path string) {
-	if h.Port != 0 && (h.Port < 1 || h.Port > 65535) { // 0 is reported as missing
-		c.add(path+".port", "%d is not a port from 1 to 65535", h.Port)
-	}
+	c.port(h.Port, path+".port")
 	if h.Status < 100 || h.Status > 599 {
 		c.add(path+".status", "%d is not a status from 100 to 599", h.Status)
 	}
-	if u, err := url.ParseRequestURI(h.Path); err != nil || u.Host != "" || !strings.HasPrefix(h.Path, "/") ||
-		len(h.Path) > maxCommand || strings.ContainsFunc(h.Path, func(r rune) bool { return r <= ' ' || r == '#' }) {
-		c.add(path+".path", "%s is not a path such as \"/healthz\"", quote(h.Path))
+	c.requestPath(h.Path, path+".path")
+}
+
+func (c *checker) port(port int, path string) {
+	if port != 0 && (port < 1 || port > 65535) { // 0 is reported as missing
+		c.add(path, "%d is not a port from 1 to 65535", port)
+	}
+}
+
+// requestPath checks the path and query of a request to a VM.
+func (c *checker) requestPath(text, path string) {
+	if u, err := url.ParseRequestURI(text); err != nil || u.Host != "" || !strings.HasPrefix(text, "/") ||
+		len(text) > maxCommand || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == '#' }) {
+		c.add(path, "%s is not a path such as \"/healthz\"", quote(text))
 	}
 }

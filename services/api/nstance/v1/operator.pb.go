@@ -1633,12 +1633,15 @@ func (x *GroupScaling) GetMetrics() []*ScalingMetric {
 type ScalingMetric struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Average of the instances, in the unit of the target. Not set: unknown.
+	// Average of the instances, or the number of the whole group if total is true, in the unit of the target. Not set:
+	// unknown.
 	Value *float64 `protobuf:"fixed64,2,opt,name=value,proto3,oneof" json:"value,omitempty"`
-	// Percent, or bytes per second.
-	Target        float64 `protobuf:"fixed64,3,opt,name=target,proto3" json:"target,omitempty"`
-	Wanted        uint32  `protobuf:"varint,4,opt,name=wanted,proto3" json:"wanted,omitempty"`
-	Problem       string  `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// For cpu and memory: percent.
+	Target  float64 `protobuf:"fixed64,3,opt,name=target,proto3" json:"target,omitempty"`
+	Wanted  uint32  `protobuf:"varint,4,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Problem string  `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// True for query and url: the value is that of the whole group, and the target is what of it one instance can do.
+	Total         bool `protobuf:"varint,6,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1706,6 +1709,13 @@ func (x *ScalingMetric) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *ScalingMetric) GetTotal() bool {
+	if x != nil {
+		return x.Total
+	}
+	return false
 }
 
 // Wait says in one plain sentence what a group waits for.
@@ -5902,13 +5912,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"limited_by\x18\x03 \x01(\tB\t\x82\xb5\x18\x05plainR\tlimitedBy\x120\n" +
 	"\x05until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12#\n" +
 	"\aproblem\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\aproblem\x123\n" +
-	"\ametrics\x18\x06 \x03(\v2\x19.nstance.v1.ScalingMetricR\ametrics\"\xa8\x01\n" +
+	"\ametrics\x18\x06 \x03(\v2\x19.nstance.v1.ScalingMetricR\ametrics\"\xbe\x01\n" +
 	"\rScalingMetric\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x04name\x12\x19\n" +
 	"\x05value\x18\x02 \x01(\x01H\x00R\x05value\x88\x01\x01\x12\x16\n" +
 	"\x06target\x18\x03 \x01(\x01R\x06target\x12\x16\n" +
 	"\x06wanted\x18\x04 \x01(\rR\x06wanted\x12#\n" +
-	"\aproblem\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\aproblemB\b\n" +
+	"\aproblem\x18\x05 \x01(\tB\t\x82\xb5\x18\x05wordsR\aproblem\x12\x14\n" +
+	"\x05total\x18\x06 \x01(\bR\x05totalB\b\n" +
 	"\x06_value\"\x9d\x01\n" +
 	"\x04Wait\x12\x1d\n" +
 	"\x04text\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x04text\x12*\n" +

@@ -238,12 +238,14 @@
 //	                      largest. Within the tolerance the size stays. Instances that boot, or have been healthy for
 //	                      less than a report, count as idle when the group would grow, and not at all when it would
 //	                      shrink. Unknown values count as idle when it would grow, and as the target when it would
-//	                      shrink. These are the rules of the Horizontal Pod Autoscaler of Kubernetes (scaling.go).
+//	                      shrink. The metrics query and url are numbers of the whole group, so that the size is the
+//	                      number divided by the target, rounded up. These are the rules of the Horizontal Pod
+//	                      Autoscaler of Kubernetes (scaling.go).
 //	74 scaling windows    The group grows only to the smallest size that was asked for within up.stabilization, and
 //	                      shrinks only to the largest within down.stabilization. A new leader shrinks no group before
 //	                      down.stabilization has passed (scaling.go).
 //	75 scaling steps      A change of the size is at most up.max_step or down.max_step, and at least one instance. Two
 //	                      changes are at least 10 s apart (scaling.go).
-//	76 scaling blind      If more than half of a metric's values are unknown, or no instance is ready, the size stays.
-//	                      Other metrics may still let the group grow (scaling.go).
+//	76 scaling blind      If more than half of a metric's values are unknown, no instance is ready, or a query or URL
+//	                      cannot be read, the size stays. Other metrics may still let the group grow (scaling.go).
 package plan

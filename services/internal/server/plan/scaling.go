@@ -24,6 +24,8 @@ type Reading struct {
 	// Name is the metric's name in the configuration, and Target its target in thousandths.
 	Name   string
 	Target int64
+	// Total means that Values has the one value of the whole group, and Target is what of it one instance can do.
+	Total bool
 	// Values are those of instances that take part in the work: they are healthy and have settled. Missing counts such
 	// instances whose value is unknown. Unready counts the other instances of the group: they boot, or they became
 	// healthy so recently that the values of the others do not show it.
@@ -74,10 +76,12 @@ type ScalingDecision struct {
 	Asked []Asked
 }
 
-// ScaledMetric is what a metric asks for. Value is the average of the instances with a value, in the unit of Reading.
+// ScaledMetric is what a metric asks for. Value is the average of the instances with a value, or the value of the whole
+// group if Total is true, in the unit of Reading.
 type ScaledMetric struct {
 	Name          string
 	Value, Target int64
+	Total         bool
 	Known         bool // whether Value is known
 	// Wanted is the size that the metric asks for. It is the present size if Waits is true or there is a Problem.
 	Wanted int
@@ -124,13 +128,18 @@ func Scale(in ScalingInput) ScalingDecision {
 // (autoscaling/v2) computes the number of replicas for a metric of pods:
 // https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
 func (r Reading) wanted(size int, tolerance float64) ScaledMetric {
-	m := ScaledMetric{Name: r.Name, Target: r.Target, Wanted: size, Problem: r.Problem}
+	m := ScaledMetric{Name: r.Name, Target: r.Target, Total: r.Total, Wanted: size, Problem: r.Problem}
 	ready := len(r.Values)
 	if ready > 0 {
 		m.Value, m.Known = average(r.Values, ready), true
 	}
 	switch {
 	case m.Problem != "":
+		return m
+	case r.Total: // as for an external metric with an AverageValue
+		if size == 0 || !within(float64(m.Value)/(float64(r.Target)*float64(size)), tolerance) {
+			m.Wanted = int(math.Ceil(float64(m.Value) / float64(r.Target)))
+		}
 		return m
 	case ready+r.Missing == 0:
 		m.Waits = true
@@ -243,6 +252,10 @@ func largestStep(text string, size int) int {
 
 // sentence says what a metric asks for.
 func (m ScaledMetric) sentence() string {
+	if m.Total {
+		return fmt.Sprintf("%s is %s in total, with a target of %s for each, which asks for %d (rule 73)", m.Name,
+			m.text(m.Value), m.text(m.Target), m.Wanted)
+	}
 	return fmt.Sprintf("%s is at %s, with a target of %s, which asks for %d (rule 73)", m.Name, m.text(m.Value),
 		m.text(m.Target), m.Wanted)
 }

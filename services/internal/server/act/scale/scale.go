@@ -134,7 +134,12 @@ func (have *scaledGroup) read(g shardstate.ScaledGroup, interval time.Duration, 
 	}
 	have.healthy = healthy
 	for _, metric := range g.Scaling.Metrics {
-		r := plan.Reading{Name: metric.Name(), Target: int64(metric.Target()) * 1000}
+		r := plan.Reading{Name: metric.Name(), Target: int64(metric.Target()) * 1000, Total: metric.Total()}
+		if r.Total {
+			r.Problem = "the " + r.Name + " is not read yet"
+			out = append(out, r)
+			continue
+		}
 		for _, i := range g.Instances {
 			since, isHealthy := healthy[i.ID]
 			value, ok := number(metric, i.Metrics)
@@ -163,6 +168,8 @@ func number(metric config.ScalingMetric, m shardstate.Metrics) (thousandths int6
 		value = 100 * float64(m.MemoryUsed) / float64(m.MemoryTotal)
 	case metric.Network != nil:
 		value = float64(max(m.ReceiveRate, m.TransmitRate))
+	default:
+		return 0, false
 	}
 	return int64(math.Ceil(value * 1000)), m.MemoryTotal > 0 && value >= 0 && value < maxNumber
 }

@@ -55,7 +55,7 @@ func groupScaling(d *plan.ScalingDecision) *nstancev1.GroupScaling {
 		Problem: d.Problem}
 	for _, m := range d.Metrics {
 		metric := &nstancev1.ScalingMetric{Name: m.Name, Target: float64(m.Target) / 1000, Wanted: uint32(m.Wanted),
-			Problem: m.Problem}
+			Problem: m.Problem, Total: m.Total}
 		if m.Known {
 			value := float64(m.Value) / 1000
 			metric.Value = &value
