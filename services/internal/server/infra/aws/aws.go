@@ -1,6 +1,8 @@
 // Package aws makes VMs from Amazon EC2 instances. It is the only package that changes anything in AWS.
 //
 // Invariants: the instance ID is the client token of every create attempt, so there is at most one VM per instance ID.
+// VMs that are created together have their batch as the client token, and their launch indexes say which IDs of the
+// batch they have.
 // The package makes only the calls that [Calls] lists.
 package aws
 
@@ -76,6 +78,7 @@ var (
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
+	_ infra.Batch           = (*Provider)(nil)
 
 	_ infra.LoadBalancerHealth     = (*Provider)(nil)
 	_ infra.LoadBalancerMembership = (*Provider)(nil)

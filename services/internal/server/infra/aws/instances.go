@@ -28,18 +28,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
 	}
-	if p.foreign(req.Subnet) {
-		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
-	}
-	p.rememberKeys(&req.Tags, volumeKeys(in))
-	out, err := call(ctx, what, "RunInstances", p.cfg.EC2.RunInstances, in)
+	out, err := p.run(ctx, what, req, in)
 	if err != nil {
-		err = withQuota(err, req.InstanceType)
-		if infra.ClassOf(err) == infra.NotFound {
-			// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not
-			// exist yet.
-			return infra.VM{}, infra.Reclass(err, infra.Invalid)
-		}
 		return infra.VM{}, err
 	}
 	if len(out.Instances) != 1 {
@@ -131,10 +121,11 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	vms, err := p.list(ctx, what, append(ofOwner(owner),
-		filter("tag:"+tagPrefix+infra.TagInstanceID, id.String()))...)
+		filter("tag:"+tagPrefix+infra.TagInstanceID, id.String(), id.Batch().String()))...)
 	if err != nil {
 		return infra.VM{}, err
 	}
+	vms = slices.DeleteFunc(vms, func(vm infra.VM) bool { return vm.Tags.Instance != id }) // others of the batch
 	if len(vms) == 0 {
 		return infra.VM{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no instance with this tag")
 	}
@@ -228,14 +219,7 @@ func describe(instance types.Instance) infra.VM {
 		IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
 		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
 	vm.Addresses = vmAddresses(instance)
-	vm.Tags, vm.Warning = decodeTags(instance.Tags)
-	if vm.Tags.Instance.IsZero() {
-		// A person may have removed the tag with the instance ID. The client token is the same ID, and it cannot be
-		// removed.
-		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
-			vm.Tags.Instance = id
-		}
-	}
+	vm.Tags, vm.Warning = decodeTags(instance)
 	if vm.IPv6 == "" {
 		if i := slices.IndexFunc(instance.NetworkInterfaces, func(n types.InstanceNetworkInterface) bool {
 			return n.Attachment == nil || deref(n.Attachment.DeviceIndex) == 0
@@ -290,9 +274,15 @@ func endedBy(instance types.Instance) string {
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserdata = 16 << 10
 
-// runInstances makes the request for one VM. The request depends only on the arguments: EC2 answers a repeated client
-// token with the same VM only if all other parameters are the same too.
+// runInstances makes the request for one VM.
 func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
+	return launch(req, zone, req.Tags.Instance.String(), 1)
+}
+
+// launch makes the request for one or more VMs. key is the client token and the tag for the instance ID. The request
+// depends only on the arguments: EC2 answers a repeated client token with the same VMs only if all other parameters are
+// the same too.
+func launch(req infra.CreateRequest, zone, key string, count int) (*ec2.RunInstancesInput, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
 	}
@@ -309,8 +299,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	if err != nil {
 		return nil, err
 	}
-	in.MinCount, in.MaxCount = sdk.Int32(1), sdk.Int32(1)
-	in.ClientToken = sdk.String(req.Tags.Instance.String())
+	in.MinCount, in.MaxCount = sdk.Int32(1), sdk.Int32(int32(count))
+	in.ClientToken = sdk.String(key)
 	in.InstanceType = types.InstanceType(req.InstanceType)
 	in.UserData = userdata
 	place(in, req.Subnet, zone)
@@ -336,7 +326,7 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate}}
 	}
 	spot := in.InstanceMarketOptions != nil && in.InstanceMarketOptions.MarketType == types.MarketTypeSpot
-	in.TagSpecifications, err = tagSpecifications(encodeTags(req.Tags), in.TagSpecifications, spot)
+	in.TagSpecifications, err = tagSpecifications(encodeTags(req.Tags, key), in.TagSpecifications, spot)
 	if err != nil {
 		return nil, err
 	}
@@ -423,22 +413,34 @@ const (
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 const maxTags = 50
 
-// encodeTags returns the tags of a VM. They depend only on t, so that a repeated request has the same bytes.
-func encodeTags(t infra.Tags) map[string]string {
-	tags := map[string]string{tagManaged: managed, tagName: t.Instance.String()}
+// encodeTags returns the tags of VMs whose tag for the instance ID is key. They depend only on t and key, so that a
+// repeated request has the same bytes.
+func encodeTags(t infra.Tags, key string) map[string]string {
+	tags := map[string]string{tagManaged: managed, tagName: key}
 	for name, value := range t.Values() {
 		tags[tagPrefix+name] = value
 	}
+	tags[tagPrefix+infra.TagInstanceID] = key
 	return tags
 }
 
-// decodeTags parses the tags of a VM. It leaves out values that cannot be parsed and lists them in the warning.
-func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
-	tags := make(map[string]string, len(list))
-	for _, tag := range list {
+// decodeTags parses the tags of a VM. It leaves out values that cannot be parsed and lists them in the warning. The tag
+// for the instance ID of a VM of a batch is the batch, and the launch index says which of its IDs the VM has. A person
+// can copy the tag to another instance, but not the client token, so both must name the batch.
+func decodeTags(instance types.Instance) (t infra.Tags, warning string) {
+	tags := make(map[string]string, len(instance.Tags))
+	for _, tag := range instance.Tags {
 		tags[deref(tag.Key)] = deref(tag.Value)
 	}
-	return infra.ParseTags(func(name string) string { return tags[tagPrefix+name] })
+	const key = tagPrefix + infra.TagInstanceID
+	if _, err := ident.ParseBatch(tags[key]); err == nil && tags[key] == deref(instance.ClientToken) {
+		tags[key] = madeAs(instance).String()
+	}
+	t, warning = infra.ParseTags(func(name string) string { return tags[tagPrefix+name] })
+	if t.Instance.IsZero() && tags[key] == "" {
+		t.Instance = madeAs(instance) // a person may have removed the tag
+	}
+	return t, warning
 }
 
 // tagSpecifications returns the tags to set together with the instance. Every resource in ourResources gets the

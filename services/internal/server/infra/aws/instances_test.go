@@ -102,6 +102,7 @@ func (l listed) DescribeInstances(context.Context, *ec2.DescribeInstancesInput, 
 func TestInstanceWithCopiedTags(t *testing.T) {
 	instance := func(id string, state types.InstanceStateName, day int) types.Instance {
 		return types.Instance{InstanceId: &id, State: &types.InstanceState{Name: state},
+			Tags:       []types.Tag{{Key: ptr("nstance:instance-id"), Value: ptr(request().Tags.Instance.String())}},
 			LaunchTime: ptr(time.Date(2030, 1, day, 0, 0, 0, 0, time.UTC))}
 	}
 	const running, terminated = types.InstanceStateNameRunning, types.InstanceStateNameTerminated

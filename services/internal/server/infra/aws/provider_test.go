@@ -41,6 +41,11 @@ func (p translated) Create(ctx context.Context, req infra.CreateRequest) (infra.
 	return p.Provider.Create(ctx, req)
 }
 
+func (p translated) CreateBatch(ctx context.Context, req infra.BatchRequest) ([]infra.VM, error) {
+	req.VM.InstanceType, req.VM.Subnet = p.names[req.VM.InstanceType], p.names[req.VM.Subnet]
+	return p.Provider.CreateBatch(ctx, req)
+}
+
 func TestConformance(t *testing.T) {
 	infratest.Run(t, func(t *testing.T) infratest.Harness {
 		r := newTestCloud(t)
@@ -59,6 +64,7 @@ func TestConformance(t *testing.T) {
 			Settle:  func(*testing.T) { r.cloud.EC2().Settle() },
 			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
 			Reopen:  func(*testing.T) infra.Provider { return open() },
+			Room:    func(_ *testing.T, vms int) { r.cloud.EC2().SetLimits(vms*2, 0) }, // a t3.small has two vCPUs
 			Unknown: "i-0123456789abcdef0",
 			// The values of tags are XML text, so EC2 accepts all characters except control characters. It may drop
 			// leading and trailing spaces.

@@ -21,15 +21,15 @@ func FuzzDecodeTags(f *testing.F) {
 			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 			list = append(list, types.Tag{Key: aws.String(key), Value: aws.String(value)})
 		}
-		tags, warning := decodeTags(list)
+		tags, warning := decodeTags(types.Instance{Tags: list})
 		if warning != "" {
 			return
 		}
 		var again []types.Tag
-		for key, value := range encodeTags(tags) {
+		for key, value := range encodeTags(tags, tags.Instance.String()) {
 			again = append(again, types.Tag{Key: aws.String(key), Value: aws.String(value)})
 		}
-		if back, warning := decodeTags(again); warning != "" || !back.CreatedAt.Equal(tags.CreatedAt) {
+		if back, warning := decodeTags(types.Instance{Tags: again}); warning != "" || !back.CreatedAt.Equal(tags.CreatedAt) {
 			t.Errorf("%q: %s", text, warning)
 		} else if back.CreatedAt = tags.CreatedAt; back != tags {
 			t.Errorf("%q changes when written: %v, %v", text, tags, back)

@@ -35,7 +35,7 @@ func TestTagsOfARequest(t *testing.T) {
 		"nstance:on-demand":  "false",
 		"nstance:created-at": "2030-01-02T03:04:05.006Z", "Name": id,
 	}
-	specs, err := tagSpecifications(encodeTags(tags), nil, false)
+	specs, err := tagSpecifications(encodeTags(tags, tags.Instance.String()), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestTagsOfARequest(t *testing.T) {
 		tagMap(specs)); diff != "" {
 		t.Errorf("tags (-want +got):\n%s", diff)
 	}
-	spot, err := tagSpecifications(encodeTags(tags), []types.TagSpecification{
+	spot, err := tagSpecifications(encodeTags(tags, tags.Instance.String()), []types.TagSpecification{
 		{ResourceType: "instance", Tags: []types.Tag{{Key: ptr("Name"), Value: ptr("mine")},
 			{Key: ptr("team"), Value: ptr("a")}, {Key: ptr("nstance:shard"), Value: ptr("x")}}},
 		{ResourceType: "elastic-gpu", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("b")}}},
@@ -63,7 +63,7 @@ func TestTagsOfARequest(t *testing.T) {
 		len(i) != len(want)+1 {
 		t.Errorf("tags of an instance: %v", i)
 	}
-	spot, err = tagSpecifications(encodeTags(tags), []types.TagSpecification{
+	spot, err = tagSpecifications(encodeTags(tags, tags.Instance.String()), []types.TagSpecification{
 		{ResourceType: "instance", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("a")},
 			{Key: ptr("x"), Value: ptr("y")}}},
 		{ResourceType: "spot-instances-request", Tags: []types.Tag{{Key: ptr("team"), Value: ptr("b")}}},
@@ -92,7 +92,7 @@ func TestTagLimits(t *testing.T) {
 	} {
 		tags := request().Tags
 		tags.Group = value
-		if _, err := tagSpecifications(encodeTags(tags), nil, false); (err == nil) != ok {
+		if _, err := tagSpecifications(encodeTags(tags, tags.Instance.String()), nil, false); (err == nil) != ok {
 			t.Errorf("group %q: %v", value, err)
 		}
 	}
@@ -104,19 +104,19 @@ func TestTagLimits(t *testing.T) {
 	}
 	spot := request().Tags
 	spot.Spot = true
-	if n := len(encodeTags(spot)); n != contract.ServerTags {
+	if n := len(encodeTags(spot, spot.Instance.String())); n != contract.ServerTags {
 		t.Errorf("the server adds %d tags, and the checks of configurations count %d", n, contract.ServerTags)
 	}
 	var many []types.Tag
 	for i := range 50 - 13 {
 		many = append(many, types.Tag{Key: ptr(fmt.Sprint("k", i)), Value: ptr("")})
 	}
-	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance",
+	if _, err := tagSpecifications(encodeTags(request().Tags, request().Tags.Instance.String()), []types.TagSpecification{{ResourceType: "instance",
 		Tags: many}}, false); err != nil {
 		t.Errorf("50 tags: %v", err)
 	}
 	many = append(many, types.Tag{Key: ptr("one more"), Value: ptr("")})
-	if _, err := tagSpecifications(encodeTags(request().Tags), []types.TagSpecification{{ResourceType: "instance",
+	if _, err := tagSpecifications(encodeTags(request().Tags, request().Tags.Instance.String()), []types.TagSpecification{{ResourceType: "instance",
 		Tags: many}}, false); err == nil {
 		t.Error("51 tags were taken")
 	}
@@ -125,17 +125,17 @@ func TestTagLimits(t *testing.T) {
 func TestTagsReadBack(t *testing.T) {
 	tags := request().Tags
 	tags.OnDemand = true
-	specs, err := tagSpecifications(encodeTags(tags), nil, false)
+	specs, err := tagSpecifications(encodeTags(tags, tags.Instance.String()), nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, warning := decodeTags(specs[0].Tags)
+	got, warning := decodeTags(types.Instance{Tags: specs[0].Tags})
 	if diff := cmp.Diff(tags, got, cmp.AllowUnexported(ident.ID{})); diff != "" || warning != "" {
 		t.Errorf("tags (-want +got), warning %q:\n%s", warning, diff)
 	}
-	got, warning = decodeTags([]types.Tag{{Key: ptr("nstance:instance-id"), Value: ptr("x")},
+	got, warning = decodeTags(types.Instance{Tags: []types.Tag{{Key: ptr("nstance:instance-id"), Value: ptr("x")},
 		{Key: ptr("nstance:term"), Value: ptr("-1")}, {Key: ptr("nstance:created-at"), Value: ptr("now")},
-		{Key: ptr("nstance:on-demand"), Value: ptr("maybe")}, {Key: ptr("nstance:cluster"), Value: ptr("c")}})
+		{Key: ptr("nstance:on-demand"), Value: ptr("maybe")}, {Key: ptr("nstance:cluster"), Value: ptr("c")}}})
 	if diff := cmp.Diff(infra.Tags{Owner: infra.Owner{Cluster: "c"}}, got,
 		cmp.AllowUnexported(ident.ID{})); diff != "" || strings.Count(warning, ";") != 3 {
 		t.Errorf("odd tags, warning %q:\n%s", warning, diff)

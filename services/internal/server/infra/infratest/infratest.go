@@ -39,6 +39,9 @@ type Harness struct {
 	// Delay is the deregistration delay of the load balancer that Balance makes. Zero means that the provider lacks the
 	// capability DeregistrationDelay.
 	Delay time.Duration
+	// Room, if the provider has the capability Batch, limits how many VMs of the first type have room in the first
+	// subnet, including those that are there.
+	Room func(t *testing.T, vms int)
 	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
 	// OddTags are unusual tag values that the provider must return unchanged. nil means a default set.
@@ -75,6 +78,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 			test(newSuite(t, open(t)))
 		})
 	}
+	runBatch(t, open)
 }
 
 type suite struct {

@@ -73,6 +73,9 @@ func TestConformance(t *testing.T) {
 							}
 						}
 					},
+					Room: func(_ *testing.T, vms int) {
+						p.SetCapacity(mock.Place{Type: "small", Subnet: "subnet-a"}, vms)
+					},
 					Delay:   time.Minute,
 					Unknown: "mock-99999999",
 				}

@@ -85,12 +85,29 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 		vm, _ := m.at(at)
 		return vm, nil
 	}
-	for _, place := range (Place{req.InstanceType, req.Subnet}).all() {
-		if limit, ok := p.limits[place]; ok && p.used[place] >= limit {
-			return infra.VM{}, infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type,
-				place.Subnet)
+	if place := (Place{req.InstanceType, req.Subnet}); p.room(place, 1) < 1 {
+		return infra.VM{}, noRoom(what, place)
+	}
+	vm, _ := p.make(at, req, digest).at(at)
+	return vm, nil
+}
+
+// room returns for how many VMs, at most n, there is room at a place. The caller holds p.mu.
+func (p *Provider) room(place Place, n int) int {
+	for _, place := range place.all() {
+		if limit, ok := p.limits[place]; ok {
+			n = min(n, limit-p.used[place])
 		}
 	}
+	return n
+}
+
+func noRoom(what string, place Place) error {
+	return infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type, place.Subnet)
+}
+
+// make makes a VM. The caller holds p.mu.
+func (p *Provider) make(at time.Time, req infra.CreateRequest, digest string) *machine {
 	p.made++
 	n := p.made
 	hostname := req.Hostname
@@ -111,8 +128,7 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 		m.history = append(m.history, change{at.Add(p.cfg.Boot), infra.Running})
 	}
 	p.changed(m, at)
-	vm, _ := m.at(at)
-	return vm, nil
+	return m
 }
 
 // changed calls Config.Changed with each state that the VM enters at or after the given time. The caller holds p.mu.

@@ -24,9 +24,10 @@ import (
 // Kind is the kind of a call.
 type Kind string
 
-// The kinds of calls. Only the kinds Create and Delete change VMs.
+// The kinds of calls. Only the kinds Create, CreateBatch and Delete change VMs.
 const (
 	Create         Kind = "create"
+	CreateBatch    Kind = "create_batch"
 	Delete         Kind = "delete"
 	Get            Kind = "get"
 	List           Kind = "list"
@@ -55,6 +56,7 @@ type Call struct {
 	Instance   ident.ID
 	ProviderID string
 	Request    *infra.CreateRequest // set for Create; read-only
+	Batch      *infra.BatchRequest  // set for CreateBatch; read-only
 	Name       string               // load balancer or machine ID
 }
 
@@ -118,7 +120,8 @@ type Provider struct {
 	byID       map[string]*machine
 	byInstance map[ident.ID]*machine // idempotency keys; never removed
 	byOwner    map[infra.Owner][]*machine
-	late       []landing // ordered by time
+	batches    map[ident.Batch]*batch // never removed
+	late       []landing              // ordered by time
 	limits     map[Place]int
 	used       map[Place]int
 	machines   map[string]infra.State
@@ -133,6 +136,7 @@ var (
 	_ infra.SubnetCapacity  = (*Provider)(nil)
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
+	_ infra.Batch           = (*Provider)(nil)
 )
 
 // OnCreate returns a script that passes every create call to fn. All calls succeed.
@@ -159,6 +163,7 @@ func New(cfg Config) *Provider {
 		byID:       map[string]*machine{},
 		byInstance: map[ident.ID]*machine{},
 		byOwner:    map[infra.Owner][]*machine{},
+		batches:    map[ident.Batch]*batch{},
 		limits:     map[Place]int{},
 		used:       map[Place]int{},
 		machines:   map[string]infra.State{},
@@ -316,6 +321,8 @@ func op(call Call) string {
 		return fmt.Sprintf("%s %s", call.Kind, call.ProviderID)
 	case !call.Instance.IsZero():
 		return fmt.Sprintf("%s %s", call.Kind, call.Instance)
+	case call.Batch != nil:
+		return fmt.Sprintf("%s %s", call.Kind, call.Batch.Batch)
 	case call.Name != "":
 		return fmt.Sprintf("%s %s", call.Kind, call.Name)
 	default:
