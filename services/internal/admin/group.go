@@ -407,13 +407,13 @@ healthy.`,
 		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.Changed {
 			return f.Scale(ctx, shards, args[0], scaling)
 		}
-		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
+		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.Changed) string {
 			g := answer.Message.GetGroup()
 			text := fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, g.GetGroup(),
-				*answer.PreviousSize, fleet.SizeText(g, a.Now()), g.GetActualSize())
+				answer.Before.GetSize(), fleet.SizeText(g, a.Now()), g.GetActualSize())
 			if g.GetScaling() != nil && !pin && until == 0 {
 				text += "; the leader scales on from there (to keep the size, add --until or --pin)"
 			}

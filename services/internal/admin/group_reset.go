@@ -48,10 +48,10 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ResetAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.Changed {
 			return f.Reset(ctx, shards, args[0], patch)
 		}
-		err = askWith(cmd.Context(), a, s, *f, "resetting in", call, lines(func(answer fleet.ResetAnswer) string {
+		err = askWith(cmd.Context(), a, s, *f, "resetting in", call, lines(func(answer fleet.Changed) string {
 			g := answer.Message.GetGroup()
 			return fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, args[0], answer.Before.GetSize(),
 				fleet.SizeText(g, a.Now()), g.GetActualSize())

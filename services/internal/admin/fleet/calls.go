@@ -27,8 +27,9 @@ import (
 type Outcome struct {
 	Shard string `json:"shard"`
 	Err   *Error `json:"error,omitempty"`
-	// LastKnown is set if the leader did not answer, and the answer is what the bucket says. Err is set too.
-	LastKnown *time.Time `json:"last_known,omitempty" jsonschema:"description=When a leader last wrote to the bucket"`
+	// LastKnown is when a leader last wrote to the bucket. It is set if the leader did not answer, and the answer is what
+	// the bucket says. Err is set too.
+	LastKnown *time.Time `json:"last_known,omitempty"`
 }
 
 func (o *Outcome) outcome() *Outcome { return o }
@@ -345,17 +346,44 @@ func (f *Fleet) group(ctx context.Context, shard, name string) (*nstancev1.Group
 	return r.GetGroups()[0], nil
 }
 
-// ScaleAnswer is the answer to a change of a group's size. PreviousSize is the desired size before the change.
-type ScaleAnswer struct {
+// Changed is the answer to a change of a group. Before is the group before the change.
+type Changed struct {
 	Answer[*nstancev1.UpsertGroupResponse]
-	PreviousSize *uint32 `json:"previous_size,omitempty"`
+	Before *nstancev1.GroupStatus `json:"-"`
 }
 
-// MarshalJSON returns the answer as JSON.
-func (a ScaleAnswer) MarshalJSON() ([]byte, error) {
-	return object(a.Outcome, struct {
+// MarshalJSON returns the answer as JSON, with the desired size before the change.
+func (c Changed) MarshalJSON() ([]byte, error) {
+	var before struct {
 		PreviousSize *uint32 `json:"previous_size,omitempty"`
-	}{a.PreviousSize}, a.Message)
+	}
+	if c.Before != nil && c.Err == nil {
+		before.PreviousSize = proto.Uint32(c.Before.GetSize())
+	}
+	return object(c.Outcome, before, c.Message)
+}
+
+// edit returns a group of a shard, and the request for its change.
+type edit func(ctx context.Context, shard string) (*nstancev1.GroupStatus, *nstancev1.UpsertGroupRequest, error)
+
+// editTries is the number of times that a change is repeated because the group changed meanwhile.
+const editTries = 5
+
+// edit changes a group of each shard.
+func (f *Fleet) edit(ctx context.Context, shards []string, edit edit) []Changed {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *Changed) (err error) {
+		for range editTries {
+			var request *nstancev1.UpsertGroupRequest
+			if into.Before, request, err = edit(ctx, shard); err != nil {
+				return err
+			}
+			into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
+			if err == nil || request.GetExpectedEtag() == "" || asError(shard, err).Code != codes.Aborted {
+				break
+			}
+		}
+		return err
+	})
 }
 
 // Scaling is a new size of a group.
@@ -385,38 +413,27 @@ func (s Scaling) of(shard string, group *nstancev1.GroupStatus) (uint32, error) 
 	return uint32(size), nil
 }
 
-// scaleTries is the number of times that a change of a size is repeated because the group changed meanwhile.
-const scaleTries = 5
-
 // Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept. If the
 // size is a change of the present one, no concurrent change of the size is lost. If the size is a total and any shard
 // does not answer, Scale changes nothing.
-func (f *Fleet) Scale(ctx context.Context, shards []string, name string, scaling Scaling) []ScaleAnswer {
-	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
-	if failed != nil {
-		return []ScaleAnswer{{Answer: Answer[*nstancev1.UpsertGroupResponse]{Outcome: *failed}}}
-	}
-	return each(ctx, shards, func(ctx context.Context, shard string, into *ScaleAnswer) (err error) {
-		for range scaleTries {
-			if err = f.scale(ctx, shard, name, sizes[shard], into); err == nil || !scaling.By ||
-				asError(shard, err).Code != codes.Aborted {
-				break
-			}
-		}
-		return err
-	})
+func (f *Fleet) Scale(ctx context.Context, shards []string, name string, scaling Scaling) []Changed {
+	shards, edit := f.scale(ctx, shards, name, scaling)
+	return f.edit(ctx, shards, edit)
 }
 
-func (f *Fleet) scale(ctx context.Context, shard, name string, scaling Scaling, into *ScaleAnswer) error {
-	before, request, err := f.scaleRequest(ctx, shard, name, scaling)
-	if err != nil {
-		return err
+// scale returns the shards to which a scaling applies, and the change of the group in each of them.
+func (f *Fleet) scale(ctx context.Context, shards []string, name string, scaling Scaling) ([]string, edit) {
+	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
+	if failed != nil {
+		shards = []string{failed.Shard}
 	}
-	into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
-	if err == nil {
-		into.PreviousSize = proto.Uint32(before.GetSize())
+	return shards, func(ctx context.Context, shard string) (*nstancev1.GroupStatus, *nstancev1.UpsertGroupRequest,
+		error) {
+		if failed != nil {
+			return nil, nil, failed.Err
+		}
+		return f.scaleRequest(ctx, shard, name, sizes[shard])
 	}
-	return err
 }
 
 // scaleRequest returns the group before a change of its size, and the request for the change.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -43,34 +44,16 @@ func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.M
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.err }
 
-// JSONSchemaAlias returns the type that [Error.MarshalJSON] writes.
-func (Error) JSONSchemaAlias() any { return Failure{} }
-
 // MarshalJSON writes the code, the message, and the hint.
 func (e *Error) MarshalJSON() ([]byte, error) {
-	return json.Marshal(Failure{Code: codeName(e.Code), Message: e.Message, Hint: e.Hint})
+	return json.Marshal(Failure{Code: strings.ToLower(code.Code(e.Code).String()), Message: e.Message, Hint: e.Hint})
 }
 
 // Failure is the JSON form of an [Error].
 type Failure struct {
-	Code    string `json:"code" jsonschema:"description=Canonical gRPC code in lower case"`
+	Code    string `json:"code"` // in lower case
 	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty" jsonschema:"description=What to do about it"`
-}
-
-// codeName returns the name of a code in snake case, such as "not_found".
-func codeName(code codes.Code) string {
-	var b strings.Builder
-	for i, r := range code.String() {
-		if r >= 'A' && r <= 'Z' {
-			if i > 0 && code != codes.OK {
-				b.WriteByte('_')
-			}
-			r += 'a' - 'A'
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
+	Hint    string `json:"hint,omitempty"`
 }
 
 // refuse returns an error that nstance-admin itself detects, without an answer from the server.

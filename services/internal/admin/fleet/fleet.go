@@ -291,17 +291,3 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 	})
 	return group.Wait()
 }
-
-// FollowHistory passes the events of a shard's journal to the function `each`: first the stored events after the
-// position `after`, then new events. An empty position means the beginning of the journal. FollowHistory returns an
-// error when the connection is lost or ctx ends.
-func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter *nstancev1.EventFilter, after string,
-	each func(*nstancev1.JournalEvent)) *Error {
-	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {
-		stream, err := c.FollowEvents(ctx, &nstancev1.FollowEventsRequest{After: after, Filter: filter})
-		return operatorclient.Receive(stream, err, func(r *nstancev1.FollowEventsResponse) {
-			after = r.GetEvent().GetPosition() // reach may repeat the call with another server
-			each(r.GetEvent())
-		})
-	}))
-}

@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -237,7 +236,7 @@ func TestScaleIsSafe(t *testing.T) {
 	if failed := fleet.Failed(answers); failed != nil {
 		t.Fatal(failed)
 	}
-	if got := answers[0]; *got.PreviousSize != 2 || got.Message.GetGroup().GetSize() != 5 ||
+	if got := answers[0]; got.Before.GetSize() != 2 || got.Message.GetGroup().GetSize() != 5 ||
 		config.ReadSettings(got.Message.GetGroup().GetMergedJson()).Vars["set"] != "by another" {
 		t.Errorf("%+v", got.Message)
 	}
@@ -327,9 +326,9 @@ func TestJSON(t *testing.T) {
 		{fleet.Answer[*nstancev1.GetConfigStatusResponse]{Outcome: fleet.Outcome{Shard: "a",
 			Err: &fleet.Error{Code: codes.NotFound}}},
 			`{"shard":"a","error":{"code":"not_found","message":""}}`},
-		{fleet.ScaleAnswer{Answer: fleet.Answer[*nstancev1.UpsertGroupResponse]{
+		{fleet.Changed{Answer: fleet.Answer[*nstancev1.UpsertGroupResponse]{
 			Message: &nstancev1.UpsertGroupResponse{}},
-			PreviousSize: proto.Uint32(2)}, `{"shard":"","previous_size":2}`},
+			Before: &nstancev1.GroupStatus{Size: 2}}, `{"shard":"","previous_size":2}`},
 		{fleet.Event{Shard: "a", Error: fleet.Message[*nstancev1.ErrorEvent]{Of: &nstancev1.ErrorEvent{Kind: "x"}}},
 			`{"shard":"a","snapshot":false,"error_event":{"kind":"x","group":"","instance_id":"","message":"",` +
 				`"resolved":false}}`},

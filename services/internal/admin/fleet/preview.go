@@ -31,20 +31,18 @@ func (f *Fleet) Explain(ctx context.Context, shards []string, request proto.Mess
 
 // ExplainScale returns what leaders would do after [Fleet.Scale].
 func (f *Fleet) ExplainScale(ctx context.Context, shards []string, name string, scaling Scaling) []Preview {
-	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
-	if failed != nil {
-		return []Preview{{Outcome: *failed}}
-	}
-	return f.explain(ctx, shards, func(ctx context.Context, shard string) (proto.Message, error) {
-		_, request, err := f.scaleRequest(ctx, shard, name, sizes[shard])
-		return request, err
-	})
+	shards, edit := f.scale(ctx, shards, name, scaling)
+	return f.explainEdit(ctx, shards, edit)
 }
 
 // ExplainReset returns what leaders would do after [Fleet.Reset].
 func (f *Fleet) ExplainReset(ctx context.Context, shards []string, name string, patch config.Patch) []Preview {
+	return f.explainEdit(ctx, shards, f.reset(name, patch))
+}
+
+func (f *Fleet) explainEdit(ctx context.Context, shards []string, edit edit) []Preview {
 	return f.explain(ctx, shards, func(ctx context.Context, shard string) (proto.Message, error) {
-		_, request, err := f.resetRequest(ctx, shard, name, patch)
+		_, request, err := edit(ctx, shard)
 		return request, err
 	})
 }

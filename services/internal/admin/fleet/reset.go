@@ -25,36 +25,23 @@ func ResetPatch(paths []string) (patch config.Patch, err error) {
 	return patch, nil
 }
 
-// ResetAnswer is the answer to a reset. Before is the group before it.
-type ResetAnswer struct {
-	Answer[*nstancev1.UpsertGroupResponse]
-	Before *nstancev1.GroupStatus `json:"-"`
-}
-
 // Reset gives a static group the values of the configuration again.
-func (f *Fleet) Reset(ctx context.Context, shards []string, name string, patch config.Patch) []ResetAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *ResetAnswer) (err error) {
-		var request *nstancev1.UpsertGroupRequest
-		if into.Before, request, err = f.resetRequest(ctx, shard, name, patch); err != nil {
-			return err
-		}
-		into.Message, err = one(ctx, f, shard, Client.UpsertGroup, request)
-		return err
-	})
+func (f *Fleet) Reset(ctx context.Context, shards []string, name string, patch config.Patch) []Changed {
+	return f.edit(ctx, shards, f.reset(name, patch))
 }
 
-// resetRequest returns the group before a reset, and the request for the reset.
-func (f *Fleet) resetRequest(ctx context.Context, shard, name string, patch config.Patch) (*nstancev1.GroupStatus,
-	*nstancev1.UpsertGroupRequest, error) {
-	before, err := f.group(ctx, shard, name)
-	if err != nil {
-		return nil, nil, err
+func (f *Fleet) reset(name string, patch config.Patch) edit {
+	return func(ctx context.Context, shard string) (*nstancev1.GroupStatus, *nstancev1.UpsertGroupRequest, error) {
+		before, err := f.group(ctx, shard, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !before.GetIsStatic() {
+			return nil, nil, refuse(shard, codes.FailedPrecondition,
+				fmt.Sprintf("to change it, run \"nstance-admin group set %s\"", name),
+				"group %q is dynamic: the configuration has no values for it", name)
+		}
+		return before, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(), MustExist: true,
+			ExpectedEtag: before.GetEtag()}, nil
 	}
-	if !before.GetIsStatic() {
-		return nil, nil, refuse(shard, codes.FailedPrecondition,
-			fmt.Sprintf("to change it, run \"nstance-admin group set %s\"", name),
-			"group %q is dynamic: the configuration has no values for it", name)
-	}
-	return before, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(), MustExist: true,
-		ExpectedEtag: before.GetEtag()}, nil
 }

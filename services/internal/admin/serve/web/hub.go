@@ -112,13 +112,15 @@ func (h *hub) followJournal(ctx context.Context, shard string) {
 			_ = tasks.Sleep(ctx, retryPause)
 			continue
 		}
-		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
-		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
+		// The errors are ignored, because followState records why a shard cannot be followed.
+		h.fleet.FollowJournals(ctx, []string{shard}, filter, map[string]string{shard: position}, fleet.Watcher{
+			Lost: func(*fleet.Error, time.Duration) {}, Found: func(string) {},
+		}, func(e fleet.Entry) {
 			position = e.GetPosition()
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.shards[shard].history.add(shard, e)
-			h.publish(change{shard: shard, entry: e})
+			h.shards[shard].history.add(shard, e.JournalEvent)
+			h.publish(change{shard: shard, entry: e.JournalEvent})
 		})
 		_ = tasks.Sleep(ctx, retryPause)
 	}

@@ -32,7 +32,7 @@ func (p *page) liveURL(query url.Values) string {
 // position identifies a change for the browser. Each process counts its changes from zero, so the position starts with
 // a prefix that identifies the process.
 func (p *page) position(number uint64) string {
-	return fmt.Sprintf("%x-%d", p.key[:4], number)
+	return fmt.Sprintf("%s-%d", p.process, number)
 }
 
 // serveLive sends the changes for one open page as server-sent events, until the browser disconnects:

@@ -2,12 +2,8 @@ package web
 
 import (
 	"cmp"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
-	"errors"
 	"maps"
 	"net/http"
 	"strings"
@@ -20,8 +16,8 @@ import (
 
 // Client is a person who is logged in.
 type Client struct {
-	Name string              `json:"name"`
-	Role record.OperatorRole `json:"role"`
+	Name string
+	Role record.OperatorRole
 }
 
 // MayChange reports whether the client may change something.
@@ -33,46 +29,44 @@ const (
 	sessionTime = 12 * time.Hour
 )
 
-// session is the content of the cookie. It contains no token. So somebody who steals the cookie can use the page until
-// the session expires, but cannot use the API.
+// sessions are the logins that are in force. The cookie of a session is a random text, and no token. So somebody who
+// steals the cookie can use the page until the session expires, but cannot use the API. It is safe for concurrent use.
+type sessions struct {
+	mu       sync.Mutex
+	byCookie map[[sha256.Size]byte]session // by the hash of the cookie
+}
+
 type session struct {
-	Client
-	ID      string    `json:"id"` // random
-	Expires time.Time `json:"expires"`
+	client  Client
+	expires time.Time
 }
 
-var errNoSession = errors.New("there is no valid session")
-
-// seal returns the value of the cookie: the session and its authentication code.
-func (p *page) seal(s session) (string, error) {
-	text, err := json.Marshal(s)
-	if err != nil {
-		return "", err
+// begin begins a session and returns its cookie. It forgets the sessions that have expired.
+func (s *sessions) begin(client Client, now time.Time) (cookie string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byCookie == nil {
+		s.byCookie = map[[sha256.Size]byte]session{}
 	}
-	return base64.RawURLEncoding.EncodeToString(text) + "." + base64.RawURLEncoding.EncodeToString(p.sign(text)), nil
+	maps.DeleteFunc(s.byCookie, func(_ [sha256.Size]byte, one session) bool { return !now.Before(one.expires) })
+	cookie = rand.Text()
+	s.byCookie[sha256.Sum256([]byte(cookie))] = session{client, now.Add(sessionTime)}
+	return cookie
 }
 
-// open returns the session in the value of a cookie. It refuses a value that [page.seal] has not made.
-func (p *page) open(value string) (s session, err error) {
-	first, second, _ := strings.Cut(value, ".")
-	text, err := base64.RawURLEncoding.DecodeString(first)
-	if err != nil {
-		return s, errNoSession
-	}
-	code, err := base64.RawURLEncoding.DecodeString(second)
-	if err != nil || !hmac.Equal(code, p.sign(text)) || json.Unmarshal(text, &s) != nil {
-		return s, errNoSession
-	}
-	if !p.Now().Before(s.Expires) || p.ended.has(s.ID) {
-		return s, errNoSession
-	}
-	return s, nil
+// find returns the client of the session with a cookie.
+func (s *sessions) find(cookie string, now time.Time) (Client, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, ok := s.byCookie[sha256.Sum256([]byte(cookie))]
+	return found.client, ok && now.Before(found.expires)
 }
 
-func (p *page) sign(text []byte) []byte {
-	mac := hmac.New(sha256.New, p.key[:])
-	mac.Write(text)
-	return mac.Sum(nil)
+// end ends the session with a cookie.
+func (s *sessions) end(cookie string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byCookie, sha256.Sum256([]byte(cookie)))
 }
 
 // client returns the client that sent the request. A bearer token or the cookie of a login identifies the client. A
@@ -88,8 +82,7 @@ func (p *page) client(r *http.Request) (Client, bool) {
 	if err != nil {
 		return Client{}, false
 	}
-	s, err := p.open(cookie.Value)
-	return s.Client, err == nil
+	return p.sessions.find(cookie.Value, p.Now())
 }
 
 // holder returns the client who holds a token. A token without a role is that of a viewer.
@@ -122,11 +115,7 @@ func (p *page) login(w http.ResponseWriter, r *http.Request) error {
 		view.Refused = true
 		return p.render(w, r, http.StatusUnauthorized, "login", "Log in", view)
 	}
-	value, err := p.seal(session{client, rand.Text(), p.Now().Add(sessionTime)})
-	if err != nil {
-		return err
-	}
-	setCookie(w, r, value, sessionTime)
+	setCookie(w, r, p.sessions.begin(client, p.Now()), sessionTime)
 	p.Log.Info("login", "who", client.Name, "role", client.Role, "remote", r.RemoteAddr)
 	http.Redirect(w, r, view.To, http.StatusSeeOther)
 	return nil
@@ -138,36 +127,10 @@ type loginView struct {
 	Refused bool
 }
 
-// endedSessions are the sessions that ended before their time. It is safe for concurrent use.
-type endedSessions struct {
-	mu       sync.Mutex
-	sessions map[string]time.Time // when each expires, by ID
-}
-
-// add ends a session, and forgets those that have expired. Only a client with a session that is in force can call it.
-func (e *endedSessions) add(s session, now time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.sessions == nil {
-		e.sessions = map[string]time.Time{}
-	}
-	maps.DeleteFunc(e.sessions, func(_ string, expires time.Time) bool { return !now.Before(expires) })
-	e.sessions[s.ID] = s.Expires
-}
-
-func (e *endedSessions) has(id string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_, ended := e.sessions[id]
-	return ended
-}
-
 // logout ends the session: its cookie is of no more use, also in another browser.
 func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 	if cookie, err := r.Cookie(cookieName); err == nil {
-		if s, err := p.open(cookie.Value); err == nil {
-			p.ended.add(s, p.Now())
-		}
+		p.sessions.end(cookie.Value)
 	}
 	setCookie(w, r, "", -time.Second)
 	http.Redirect(w, r, Path+"login", http.StatusSeeOther)

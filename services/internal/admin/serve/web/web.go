@@ -77,9 +77,9 @@ func (p *Page) Run(ctx context.Context) error {
 type page struct {
 	Options
 	hub         *hub
-	key         [sha256.Size]byte // authenticates cookies
+	process     string // a random text, which tells this process from others
 	turns, live chan struct{}
-	ended       endedSessions
+	sessions    sessions
 	templates   map[string]*template.Template
 	assets      string // hash of the assets, part of their URLs
 }
@@ -88,8 +88,7 @@ type page struct {
 func New(options Options) *Page {
 	hub := newHub(options.Fleet.Live(), options.Now)
 	p := &page{Options: options, hub: hub, turns: make(chan struct{}, maxRequests),
-		live: make(chan struct{}, maxLive)}
-	_, _ = rand.Read(p.key[:]) // never fails
+		live: make(chan struct{}, maxLive), process: rand.Text()[:8]}
 	p.assets = hashAssets()
 	p.templates = parseTemplates(p)
 
