@@ -8,21 +8,6 @@ output "addresses" {
   value       = local.addresses
 }
 
-output "ca_fingerprint" {
-  description = "SHA-256 of the cluster's CA certificate."
-  value       = nstance_cluster.this.ca_fingerprint
-}
-
-output "ca_not_after" {
-  description = "Time when the CA's certificate expires."
-  value       = nstance_cluster.this.ca_not_after
-}
-
-output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the applied version."
-  value       = nstance_shard.this.etag
-}
-
 data "nstance_admin_context" "this" {
   name    = var.cluster
   servers = { (var.shard) = join(",", [for n in range(var.servers) : "127.0.0.1:${var.first_port + 3 + 10 * n}"]) }

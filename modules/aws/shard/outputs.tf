@@ -16,16 +16,6 @@ output "shard" {
   }
 }
 
-output "config_etag" {
-  description = "Version of the shard's configuration. The leader's lock names the applied version."
-  value       = nstance_shard.this.etag
-}
-
-output "group_hashes" {
-  description = "Hashes of the static groups, by `tenant/name`. A change of `infra` replaces the group's VMs. A change of `runtime` pushes files to them."
-  value       = nstance_shard.this.group_hashes
-}
-
 data "nstance_admin_context" "this" {
   name           = var.cluster.id
   servers        = { (var.shard) = "${local.leader_host}:${local.ports.operator}" }

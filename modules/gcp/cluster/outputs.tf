@@ -36,13 +36,3 @@ output "ca_certificate_pem" {
   description = "The CA's certificate, in PEM. Null if the servers make the CA."
   value       = one(nstance_cluster.this[*].ca_certificate_pem)
 }
-
-output "ca_fingerprint" {
-  description = "SHA-256 of the CA's certificate, in hexadecimal. Null if the servers make the CA."
-  value       = one(nstance_cluster.this[*].ca_fingerprint)
-}
-
-output "ca_not_after" {
-  description = "Time when the CA's certificate expires (RFC 3339). Null if the servers make the CA."
-  value       = one(nstance_cluster.this[*].ca_not_after)
-}

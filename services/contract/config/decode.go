@@ -422,11 +422,12 @@ func (d *decoder) problems(more []finding) Problems {
 		found[maxProblems] = finding{offset: found[maxProblems].offset,
 			message: fmt.Sprintf("from here on there are %d problems more", n)}
 	}
-	out := make(Problems, len(found))
-	for i, f := range found {
-		out[i] = f.problem()
-		out[i].File = d.file
-		out[i].Line, out[i].Col = d.position(f.offset)
+	var out Problems
+	for _, f := range found {
+		problem := f.problem()
+		problem.File = d.file
+		problem.Line, problem.Col = d.position(f.offset)
+		out = append(out, problem)
 	}
 	return out
 }

@@ -153,16 +153,12 @@ func (g Good) Encode() ([]byte, error) {
 // parseGood parses what [Good.Encode] returns. It refuses unknown fields, because the instances would lack what they
 // say.
 func parseGood(src []byte) (Good, error) {
-	var good Good
-	d := &decoder{file: "good configuration", src: src}
-	root, ok := d.parse()
-	if !ok {
-		return Good{}, d.problems(nil).Err()
-	}
-	d.decode(root, "", reflect.ValueOf(&good).Elem(), field{})
-	c := checker{}
-	c.fields(reflect.ValueOf(good), "")
-	return good, d.problems(c.found).Err()
+	good, problems := parseAs(&decoder{file: "good configuration", src: src}, func(good Good) []finding {
+		c := checker{}
+		c.fields(reflect.ValueOf(good), "")
+		return c.found
+	})
+	return good, problems.Err()
 }
 
 // WithRollout returns a group with what is stored about its rollouts, as it runs. The shard must have its defaults

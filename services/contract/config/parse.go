@@ -41,18 +41,23 @@ func warn(found []finding, of func(finding) bool) []finding {
 }
 
 func parse(filename string, src []byte, check func(*Shard) []finding) (*Shard, Problems) {
-	d := &decoder{file: filename, src: src}
+	return parseAs(&decoder{file: filename, src: src}, check)
+}
+
+// parseAs decodes a document, and returns it with its problems and those that check finds. It returns the zero value of
+// T if there are errors.
+func parseAs[T any](d *decoder, check func(T) []finding) (T, Problems) {
+	var out, none T
 	root, ok := d.parse()
 	if !ok {
-		return nil, d.problems(nil)
+		return none, d.problems(nil)
 	}
-	s := &Shard{}
-	d.decode(root, "", reflect.ValueOf(s).Elem(), field{})
-	problems := d.problems(check(s))
+	d.decode(root, "", reflect.ValueOf(&out).Elem(), field{})
+	problems := d.problems(check(out))
 	if len(problems.Errors()) > 0 {
-		return nil, problems
+		return none, problems
 	}
-	return s, problems
+	return out, problems
 }
 
 // Validate reports all problems of a shard config, without positions. They are in the order of the type's fields, with

@@ -11,20 +11,13 @@ import (
 // no positions, and leave out what follows only from unknown values. The configuration is nil if there are errors.
 func ParsePartial(src []byte, unknown ...string) (*Shard, Problems) {
 	d := &decoder{src: src, patch: true}
-	root, ok := d.parse()
-	if !ok {
-		return nil, d.problems(nil).withoutPositions()
-	}
-	s := &Shard{}
-	d.decode(root, "", reflect.ValueOf(s).Elem(), field{})
-	for _, path := range unknown {
-		d.tainted = append(d.tainted, wholeOf(path))
-	}
-	problems := d.problems(check(s)).withoutPositions()
-	if len(problems.Errors()) > 0 {
-		return nil, problems
-	}
-	return s, problems
+	shard, problems := parseAs(d, func(s *Shard) []finding {
+		for _, path := range unknown {
+			d.tainted = append(d.tainted, wholeOf(path))
+		}
+		return check(s)
+	})
+	return shard, problems.withoutPositions()
 }
 
 // wholeOf returns the path of the value that the value at a path is a part of: a tree of args, or a map or list of
@@ -34,7 +27,7 @@ func wholeOf(path string) string {
 	if err != nil {
 		return path
 	}
-	for n, typ := range typesAlong(elements) {
+	for n, typ := range typesAlong(reflect.TypeFor[Shard](), elements) {
 		if isTree(typ) || (typ.Kind() == reflect.Map || typ.Kind() == reflect.Slice) &&
 			typ.Elem().Kind() != reflect.Struct && typ.Elem().Kind() != reflect.Map {
 			return JoinPath(elements[:n]...)
@@ -46,7 +39,7 @@ func wholeOf(path string) string {
 // InTree reports whether the value at a path in a shard's configuration is a free tree, such as args, or inside of one.
 // There, null is a value.
 func InTree(elements ...any) bool {
-	for _, typ := range typesAlong(elements) {
+	for _, typ := range typesAlong(reflect.TypeFor[Shard](), elements) {
 		if isTree(typ) {
 			return true
 		}
@@ -59,7 +52,7 @@ func InTree(elements ...any) bool {
 // to replace even while these addresses are not known yet.
 func ConcernsGroups(path string) bool {
 	elements, _ := SplitPath(path) // a path that is none concerns everything
-	for _, typ := range typesAlong(elements) {
+	for _, typ := range typesAlong(reflect.TypeFor[Shard](), elements) {
 		if typ == reflect.TypeFor[Addresses]() || typ == reflect.TypeFor[LeaderNetwork]() {
 			return false
 		}
@@ -71,11 +64,10 @@ func isTree(typ reflect.Type) bool {
 	return typ.Kind() == reflect.Interface || typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.Interface
 }
 
-// typesAlong yields the types of a shard's configuration on the way down a path, each with the number of elements that
-// lead to it. It ends where the types do.
-func typesAlong(elements []any) iter.Seq2[int, reflect.Type] {
+// typesAlong yields the types on the way down a path below a type, each with the number of elements that lead to it. It
+// ends where the types do.
+func typesAlong(typ reflect.Type, elements []any) iter.Seq2[int, reflect.Type] {
 	return func(yield func(int, reflect.Type) bool) {
-		typ := reflect.TypeFor[Shard]()
 		for n := 0; ; n++ {
 			if typ.Kind() == reflect.Pointer {
 				typ = typ.Elem()
@@ -103,16 +95,7 @@ func typesAlong(elements []any) iter.Seq2[int, reflect.Type] {
 // ParseTree parses a single JSON value with comments and trailing commas, such as the arguments of a template. It is as
 // strict as [Parse]. The paths of the problems are relative to the value. The result is nil if there are errors.
 func ParseTree(filename string, src []byte) (any, Problems) {
-	d := &decoder{file: filename, src: src}
-	root, ok := d.parse()
-	if !ok {
-		return nil, d.problems(nil)
-	}
-	value := d.tree(root, "")
-	if problems := d.problems(nil); len(problems) > 0 {
-		return nil, problems
-	}
-	return value, nil
+	return parseAs(&decoder{file: filename, src: src}, func(any) []finding { return nil })
 }
 
 // JoinPath is the inverse of [SplitPath].

@@ -76,27 +76,7 @@ func hasControl(value any) bool {
 
 // ParseGroup parses one group, which is JSON with comments and trailing commas, as strictly as [ParseGroups].
 func ParseGroup(filename string, src []byte) (GroupSpec, Problems) {
-	return parseGroup(filename, src, func(spec GroupSpec) []finding {
-		c := checker{}
-		c.fields(reflect.ValueOf(spec), "")
-		c.group(spec, "")
-		return c.found
-	})
-}
-
-func parseGroup(filename string, src []byte, check func(GroupSpec) []finding) (GroupSpec, Problems) {
-	var spec GroupSpec
-	d := &decoder{file: filename, src: src}
-	root, ok := d.parse()
-	if !ok {
-		return GroupSpec{}, d.problems(nil)
-	}
-	d.decode(root, "", reflect.ValueOf(&spec).Elem(), field{})
-	problems := d.problems(check(spec))
-	if len(problems.Errors()) > 0 {
-		return GroupSpec{}, problems
-	}
-	return spec, problems
+	return parseAs(&decoder{file: filename, src: src}, groupProblems)
 }
 
 // PatchOf returns the patch that sets every field which is set in want, except those that only the server sets.
@@ -226,11 +206,8 @@ func (p Patch) Apply(spec GroupSpec) (GroupSpec, error) {
 		return GroupSpec{}, Problems{{Message: fmt.Sprintf("the group would have %d bytes, at most %d are allowed",
 			len(src), MaxPatch)}}
 	}
-	out, problems := parseGroup("", src, func(GroupSpec) []finding { return nil })
-	if errs := problems.Errors(); len(errs) > 0 {
-		return GroupSpec{}, errs.withoutPositions()
-	}
-	return out, nil
+	out, problems := parseAs(&decoder{src: src}, func(GroupSpec) []finding { return nil })
+	return out, problems.withoutPositions().Err()
 }
 
 // MergePatch applies a JSON merge patch to an object, as RFC 7396 describes. It may change target.
@@ -324,27 +301,16 @@ func (p Patch) with(names []string, value any) Patch {
 // valueFor decodes the text of a value for the field with the given names below a type. A text that does not fit the
 // field stays a text, so that [ParsePatch] reports it.
 func valueFor(typ reflect.Type, names []string, text string) any {
-	for _, name := range names {
-		for typ.Kind() == reflect.Pointer {
-			typ = typ.Elem()
-		}
-		switch typ.Kind() {
-		case reflect.Struct:
-			fields := fieldsOf(typ)
-			i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
-			if i < 0 {
-				return text
-			}
-			typ = fields[i].Type
-		case reflect.Map:
-			typ = typ.Elem()
-		case reflect.Interface:
-		default:
-			return text
-		}
+	elements := make([]any, len(names))
+	for i, name := range names {
+		elements[i] = name
 	}
-	if typ.Kind() == reflect.String || reflect.PointerTo(typ).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) ||
-		typ.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+	reached := 0
+	for n, below := range typesAlong(typ, elements) {
+		reached, typ = n, below
+	}
+	if reached < len(names) && typ.Kind() != reflect.Interface || typ.Kind() == reflect.String ||
+		reflect.PointerTo(typ).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 		return text
 	}
 	value, problems := ParseTree("", []byte(text))
@@ -397,12 +363,18 @@ func ParseDynamic(src []byte, unknown ...string) (GroupSpec, Problems) {
 	if errors.As(err, &problems) {
 		return GroupSpec{}, problems
 	}
-	c := checker{}
-	c.fields(reflect.ValueOf(spec), "")
-	c.group(spec, "")
+	c := checker{found: groupProblems(spec)}
 	if spec.Template == "" {
 		c.add("template", "is required")
 	}
 	known := &decoder{tainted: unknown}
 	return spec, (&checker{found: known.relevant(c.found)}).problems()
+}
+
+// groupProblems returns the problems of a group that can be found without its shard.
+func groupProblems(spec GroupSpec) []finding {
+	c := checker{}
+	c.fields(reflect.ValueOf(spec), "")
+	c.group(spec, "")
+	return c.found
 }

@@ -205,7 +205,7 @@ func FuzzPatch(f *testing.F) {
 	f.Add(`{"args": {"a": {"b": [1, null]}}}`, `{"args": {"a": 1}}`)
 	f.Fuzz(func(t *testing.T, text, base string) {
 		patch, problems := ParsePatch("", []byte(text))
-		spec, more := parseGroup("", []byte(base), func(GroupSpec) []finding { return nil })
+		spec, more := parseAs(&decoder{src: []byte(base)}, func(GroupSpec) []finding { return nil })
 		if len(problems) > 0 || len(more) > 0 {
 			return
 		}
@@ -217,7 +217,7 @@ func FuzzPatch(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, problems := parseGroup("", stored, func(GroupSpec) []finding { return nil }); len(problems.Errors()) > 0 {
+		if _, problems := parseAs(&decoder{src: stored}, func(GroupSpec) []finding { return nil }); len(problems.Errors()) > 0 {
 			t.Errorf("%s: %v", stored, problems)
 		}
 	})

@@ -26,29 +26,19 @@ func CloudNames() []string { return cloudNames(func(cloud.Block) bool { return t
 
 // ObjectStoreNames returns the kinds of object store.
 func ObjectStoreNames() []string {
-	var out []string
-	for _, store := range objectStores() {
-		out = append(out, store.Name)
-	}
-	return append(out, FileStore)
+	return append(namesOf(objectStores(), func(s cloud.ObjectStore) string { return s.Name }), FileStore)
 }
 
 // SecretsStoreNames returns the kinds of secrets store.
-func SecretsStoreNames() []string {
-	out := []string{ObjectStorage}
-	for _, store := range secretsStores() {
-		out = append(out, store.Name)
-	}
-	return out
-}
+func SecretsStoreNames() []string { return append([]string{ObjectStorage}, secretsNames()...) }
 
 // KeySourceNames returns the kinds of source from which an encryption key can be read.
 func KeySourceNames() []string {
-	out := []string{EnvKeySource, FileKeySource}
-	for _, store := range secretsStores() {
-		out = append(out, store.Name)
-	}
-	return out
+	return append([]string{EnvKeySource, FileKeySource}, secretsNames()...)
+}
+
+func secretsNames() []string {
+	return namesOf(secretsStores(), func(s cloud.SecretsStore) string { return s.Name })
 }
 
 // enumValues returns the allowed values in an enum rule of a struct tag. text is the part after "enum=": either the
@@ -62,20 +52,12 @@ func enumValues(text string) []string {
 	case ".load_balancers":
 		return cloudNames(func(b cloud.Block) bool { return b.LoadBalancer != nil })
 	case ".attestations":
-		var out []string
-		for _, block := range all.Blocks() {
-			if block.Attestation != "" {
-				out = append(out, block.Attestation)
-			}
-		}
-		return out
+		return namesOf(all.Blocks(), func(b cloud.Block) string { return b.Attestation })
 	case ".leader_networks":
 		var out []string
-		for _, block := range all.Blocks() {
-			for _, kind := range block.LeaderNetworkKinds {
-				if !slices.Contains(out, kind) {
-					out = append(out, kind)
-				}
+		for _, kind := range ofClouds(func(b cloud.Block) []string { return b.LeaderNetworkKinds }) {
+			if !slices.Contains(out, kind) {
+				out = append(out, kind)
 			}
 		}
 		return out
@@ -90,29 +72,34 @@ func enumValues(text string) []string {
 }
 
 func cloudNames(has func(cloud.Block) bool) []string {
-	var out []string
-	for _, block := range all.Blocks() {
-		if has(block) {
-			out = append(out, block.Name)
+	return namesOf(slices.DeleteFunc(slices.Clone(all.Blocks()), func(b cloud.Block) bool { return !has(b) }),
+		func(b cloud.Block) string { return b.Name })
+}
+
+// namesOf returns the names of the elements of a list, without those that are "".
+func namesOf[T any](list []T, name func(T) string) (out []string) {
+	for _, element := range list {
+		if text := name(element); text != "" {
+			out = append(out, text)
 		}
 	}
 	return out
 }
 
-func objectStores() []cloud.ObjectStore {
-	var out []cloud.ObjectStore
+// ofClouds returns what the function "list" returns for each cloud.
+func ofClouds[T any](list func(cloud.Block) []T) (out []T) {
 	for _, block := range all.Blocks() {
-		out = append(out, block.ObjectStores...)
+		out = append(out, list(block)...)
 	}
 	return out
 }
 
+func objectStores() []cloud.ObjectStore {
+	return ofClouds(func(b cloud.Block) []cloud.ObjectStore { return b.ObjectStores })
+}
+
 func secretsStores() []cloud.SecretsStore {
-	var out []cloud.SecretsStore
-	for _, block := range all.Blocks() {
-		out = append(out, block.SecretsStores...)
-	}
-	return out
+	return ofClouds(func(b cloud.Block) []cloud.SecretsStore { return b.SecretsStores })
 }
 
 // secretsStoreOf returns the description of a cloud's secrets store. If no such store has the name, the description is
@@ -128,13 +115,12 @@ func secretsStoreOf(name string) cloud.SecretsStore {
 
 // SecretsStoresWithProject returns the kinds of secrets store that accept a project_id.
 func SecretsStoresWithProject() []string {
-	var out []string
-	for _, store := range secretsStores() {
-		if store.TakesProject {
-			out = append(out, store.Name)
+	return namesOf(secretsStores(), func(s cloud.SecretsStore) string {
+		if s.TakesProject {
+			return s.Name
 		}
-	}
-	return out
+		return ""
+	})
 }
 
 // RegionVariable returns the environment variable from which the SDK of an object store takes its region, or "" if
@@ -150,13 +136,12 @@ func RegionVariable(storeName string) string {
 
 // storesWithEndpoint returns the kinds of object store that accept an endpoint URL.
 func storesWithEndpoint() []string {
-	var out []string
-	for _, store := range objectStores() {
-		if store.TakesEndpoint {
-			out = append(out, store.Name)
+	return namesOf(objectStores(), func(s cloud.ObjectStore) string {
+		if s.TakesEndpoint {
+			return s.Name
 		}
-	}
-	return out
+		return ""
+	})
 }
 
 // blockOf returns the description of a cloud. For an unknown name it returns an empty one, which requires and checks

@@ -19,17 +19,13 @@ import (
 var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
 
 // LoadCA reads the CA's key and certificate. It returns secretstore.ErrNotFound if the cluster has no CA yet.
-func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
-	if err != nil {
-		return authority.CA{}, fmt.Errorf("load CA: %w", err)
-	}
-	ca, err := authority.ParseCA(secret.Value.Reveal())
-	if err != nil {
-		return authority.CA{}, fmt.Errorf("load CA: %w", err)
+func (s *State) LoadCA(ctx context.Context) (ca authority.CA, err error) {
+	defer explain(&err, "load CA")
+	if ca, err = loadSecret(ctx, s, secretstore.CAKey, authority.ParseCA); err != nil {
+		return authority.CA{}, err
 	}
 	if err := ca.CheckCluster(s.options.ClusterID); err != nil {
-		return authority.CA{}, fmt.Errorf("load CA: %w: %w", ErrForeign, err)
+		return authority.CA{}, fmt.Errorf("%w: %w", ErrForeign, err)
 	}
 	return ca, nil
 }
@@ -117,11 +113,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 	if err != nil {
 		return authority.CA{}, false, err
 	}
-	secret, err := ca.MarshalSecret()
-	if err != nil {
-		return authority.CA{}, false, err
-	}
-	err = s.options.Secrets.Put(ctx, secretstore.CAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
+	err = s.putSecret(ctx, secretstore.CAKey, ca, secretstore.IfAbsent)
 	if errors.Is(err, secretstore.ErrExists) {
 		ca, err = s.LoadCA(ctx)
 		return ca, false, err
@@ -157,16 +149,9 @@ func (s *State) inUse(ctx context.Context) (string, error) {
 }
 
 // LoadNonceKey reads the key that signs registration nonces. It returns secretstore.ErrNotFound if there is none yet.
-func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.NonceKey)
-	if err != nil {
-		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
-	}
-	key, err := authority.ParseNonceKey(secret.Value.Reveal())
-	if err != nil {
-		return authority.NonceKey{}, fmt.Errorf("load nonce key: %w", err)
-	}
-	return key, nil
+func (s *State) LoadNonceKey(ctx context.Context) (key authority.NonceKey, err error) {
+	defer explain(&err, "load nonce key")
+	return loadSecret(ctx, s, secretstore.NonceKey, authority.ParseNonceKey)
 }
 
 // EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Two concurrent callers
@@ -177,7 +162,7 @@ func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, cre
 		return key, false, err
 	}
 	if key, err = authority.CreateNonceKey(s.options.Rand); err == nil {
-		err = s.putNonceKey(ctx, key, secretstore.IfAbsent)
+		err = s.putSecret(ctx, secretstore.NonceKey, key, secretstore.IfAbsent)
 	}
 	if errors.Is(err, secretstore.ErrExists) {
 		key, err = s.LoadNonceKey(ctx)
@@ -187,14 +172,6 @@ func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, cre
 		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
 	}
 	return key, true, nil
-}
-
-func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond secretstore.Condition) error {
-	secret, err := key.MarshalSecret()
-	if err != nil {
-		return err
-	}
-	return s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), cond)
 }
 
 // The functions below are the three steps of a rotation of the nonce key. A leader that notices a change of the CA
@@ -207,7 +184,7 @@ func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) e
 	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
 		return err
 	}
-	return s.putNonceKey(ctx, key.Accepting(next), secretstore.Any)
+	return s.putSecret(ctx, secretstore.NonceKey, key.Accepting(next), secretstore.Any)
 }
 
 // signNoncesWith makes the new key sign nonces. Nonces of the old key are still accepted.
@@ -216,7 +193,7 @@ func (s *State) signNoncesWith(ctx context.Context, next authority.NonceKey) err
 	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
 		return err
 	}
-	return s.putNonceKey(ctx, next.Accepting(key), secretstore.Any)
+	return s.putSecret(ctx, secretstore.NonceKey, next.Accepting(key), secretstore.Any)
 }
 
 // refuseOldNonces lets leaders accept only nonces of the key that signs them.
@@ -225,7 +202,7 @@ func (s *State) refuseOldNonces(ctx context.Context) error {
 	if err != nil || len(key.Accepted()) == 1 {
 		return err
 	}
-	return s.putNonceKey(ctx, key.Accepting(authority.NonceKey{}), secretstore.Any)
+	return s.putSecret(ctx, secretstore.NonceKey, key.Accepting(authority.NonceKey{}), secretstore.Any)
 }
 
 // WorkloadNotice is how long a workload CA exists before it signs its first certificate, unless the cluster is new.
@@ -242,15 +219,10 @@ const newCluster = time.Hour
 // [WorkloadNotice], see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
 func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas authority.WorkloadCAs, created bool,
 	err error) {
-	fail := func(err error) (authority.WorkloadCAs, bool, error) {
-		return nil, false, fmt.Errorf("ensure workload CA: %w", err)
-	}
+	defer explain(&err, "ensure workload CA")
 	cas, err = s.LoadWorkloadCAs(ctx)
-	if err == nil {
-		return cas, false, nil
-	}
 	if !errors.Is(err, secretstore.ErrNotFound) {
-		return fail(err)
+		return cas, false, err
 	}
 	start := s.options.Now()
 	if start.Sub(cluster.Starts()) > newCluster {
@@ -258,19 +230,15 @@ func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas
 	}
 	ca, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, start)
 	if err != nil {
-		return fail(err)
+		return nil, false, err
 	}
 	cas = authority.WorkloadCAs{ca}
-	err = s.putWorkloadCAs(ctx, cas, secretstore.IfAbsent)
+	err = s.putSecret(ctx, secretstore.WorkloadCAKey, cas, secretstore.IfAbsent)
 	if errors.Is(err, secretstore.ErrExists) {
-		if cas, err = s.LoadWorkloadCAs(ctx); err == nil {
-			return cas, false, nil
-		}
+		cas, err = s.LoadWorkloadCAs(ctx)
+		return cas, false, err
 	}
-	if err != nil {
-		return fail(err)
-	}
-	return cas, true, nil
+	return cas, err == nil, err
 }
 
 // LoadWorkloadCAs reads the CAs that sign the certificates in instances' files. It returns secretstore.ErrNotFound if
@@ -281,14 +249,6 @@ func (s *State) LoadWorkloadCAs(ctx context.Context) (authority.WorkloadCAs, err
 		return nil, fmt.Errorf("load workload CA: %w", err)
 	}
 	return authority.ParseWorkloadCAs(secret.Value.Reveal(), s.options.ClusterID, ErrForeign)
-}
-
-func (s *State) putWorkloadCAs(ctx context.Context, cas authority.WorkloadCAs, cond secretstore.Condition) error {
-	secret, err := cas.MarshalSecret()
-	if err != nil {
-		return err
-	}
-	return s.options.Secrets.Put(ctx, secretstore.WorkloadCAKey, secretstore.NewValue(secret), cond)
 }
 
 // ErrWorkloadCANew is returned for a rotation of a workload CA that has not started to issue.
@@ -307,13 +267,10 @@ func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 // a rotation under way it makes a new CA, which issues certificates when the duration "notice" has passed. When the
 // last certificate of the old CA has expired, see [WorkloadCAEnd], RotateWorkloadCA removes the old CA. Both CAs are in
 // one secret, so each step is one write.
-func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
-	fail := func(err error) (authority.WorkloadCAs, error) {
-		return nil, fmt.Errorf("rotate the workload CA: %w", err)
-	}
-	cas, err := s.LoadWorkloadCAs(ctx)
-	if err != nil {
-		return fail(err)
+func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (cas authority.WorkloadCAs, err error) {
+	defer explain(&err, "rotate the workload CA")
+	if cas, err = s.LoadWorkloadCAs(ctx); err != nil {
+		return nil, err
 	}
 	now := s.options.Now()
 	switch {
@@ -322,16 +279,16 @@ func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (aut
 	case len(cas) == 2:
 		cas = cas[1:]
 	case now.Before(cas[0].Starts()):
-		return fail(fmt.Errorf("%w: it starts at %s", ErrWorkloadCANew, cas[0].Starts().UTC().Format(time.RFC3339)))
+		return nil, fmt.Errorf("%w: it starts at %s", ErrWorkloadCANew, cas[0].Starts().UTC().Format(time.RFC3339))
 	default:
 		next, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, now.Add(notice))
 		if err != nil {
-			return fail(err)
+			return nil, err
 		}
 		cas = append(cas, next)
 	}
-	if err := s.putWorkloadCAs(ctx, cas, secretstore.Any); err != nil {
-		return fail(err)
+	if err := s.putSecret(ctx, secretstore.WorkloadCAKey, cas, secretstore.Any); err != nil {
+		return nil, err
 	}
 	return cas, nil
 }

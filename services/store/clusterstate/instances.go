@@ -17,42 +17,29 @@ import (
 // and writer. The write succeeds only if the record's present version has the given token; "" means that there is no
 // record. Otherwise the error is a [*SupersededError] with the present version. objstore.ErrIndeterminate means that
 // ctx ended first: repeat the call with the same arguments to learn the result.
-func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error) {
-	fail := func(err error) (objstore.Token, error) {
-		return "", fmt.Errorf("write instance %s: %w", rec.ID, err)
-	}
+func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (newToken objstore.Token,
+	err error) {
+	defer explain(&err, "write instance %s", rec.ID)
 	if err := s.ours(rec, rec.Tenant, rec.ID); err != nil {
-		return fail(err)
+		return "", err
 	}
 	body, err := rec.Encode()
 	if err != nil {
-		return fail(err)
+		return "", err
 	}
 	key := keys.Instance(s.options.ShardID, rec.Tenant, rec.ID.Storage())
-	newToken, err := putRecord(ctx, s, s.options.Shard, key, rec.ID, body, token, func() (record.Instance,
-		objstore.Token, error) {
+	newToken, err = s.put(ctx, s.options.Shard, key, body, token)
+	return newToken, superseded(err, rec.ID, func() (record.Instance, objstore.Token, error) {
 		return s.GetInstance(ctx, rec.Tenant, rec.ID)
 	})
-	if err != nil {
-		return fail(err)
-	}
-	return newToken, nil
 }
 
 // GetInstance reads one record. It returns objstore.ErrNotFound if there is none.
-func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
-	var rec record.Instance
-	if err == nil {
-		rec, err = record.DecodeInstance(object.Body)
-	}
-	if err == nil {
-		err = s.ours(rec, tenant, id)
-	}
-	if err != nil {
-		return record.Instance{}, "", fmt.Errorf("read instance %s: %w", id, err)
-	}
-	return rec, object.Token, nil
+func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (rec record.Instance,
+	token objstore.Token, err error) {
+	defer explain(&err, "read instance %s", id)
+	return read(ctx, s.options.Shard, keys.Instance(s.options.ShardID, tenant, id.Storage()),
+		checked(record.DecodeInstance, func(rec record.Instance) error { return s.ours(rec, tenant, id) }))
 }
 
 func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
@@ -63,11 +50,9 @@ func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
 
 // DeleteInstance removes a tombstone after its retention. It is no error if the tombstone is gone already. The caller
 // must have read the record and found that it is a tombstone. A tombstone never changes again.
-func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
-	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
-		return fmt.Errorf("delete instance %s: %w", id, err)
-	}
-	return nil
+func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) (err error) {
+	defer explain(&err, "delete instance %s", id)
+	return s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
 }
 
 // InstanceKey names one version of an instance record of a shard.
@@ -78,15 +63,12 @@ type InstanceKey struct {
 }
 
 // ListInstances lists the records of the shard, sorted by tenant and age, without reading them.
-func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
+func (s *State) ListInstances(ctx context.Context) (_ []InstanceKey, err error) {
+	defer explain(&err, "list instances")
 	if err := s.checkShard(); err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
+		return nil, err
 	}
-	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
-	if err != nil {
-		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	return found, nil
+	return listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
 }
 
 // ListAllInstances lists the records of every shard. It lists the records in the cluster's bucket first, then those
@@ -152,13 +134,11 @@ func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, ob
 // calls both functions from the caller's goroutine. If every record is skipped, it costs one request for each thousand
 // records.
 func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
-	take func(record.Instance, objstore.Token)) error {
-	if err := s.checkShard(); err != nil {
-		return fmt.Errorf("load instances: %w", err)
-	}
-	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	take func(record.Instance, objstore.Token)) (err error) {
+	defer explain(&err, "load instances")
+	found, err := s.ListInstances(ctx)
 	if err != nil {
-		return fmt.Errorf("list instances: %w", err)
+		return err
 	}
 	found = slices.DeleteFunc(found, func(k InstanceKey) bool { return seen(k.ID, k.Token) })
 	type stored struct {
@@ -169,13 +149,10 @@ func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Tok
 		rec, token, err := s.GetInstance(ctx, found[i].Tenant, found[i].ID)
 		return stored{rec, token}, err
 	})
-	if err != nil {
-		return fmt.Errorf("load instances: %w", err)
-	}
 	for _, one := range all {
 		take(one.rec, one.token)
 	}
-	return nil
+	return err
 }
 
 // KeyTakenError means that a public key belongs to another instance.
@@ -207,13 +184,9 @@ func (s *State) TakeKey(ctx context.Context, key ed25519.PublicKey, tenant strin
 		}
 		return nil
 	}
-	object, err := s.options.Cluster.Get(ctx, name)
+	have, _, err := read(ctx, s.options.Cluster, name, orDamaged(record.DecodeAgentKey))
 	if err != nil {
-		return fail(err)
-	}
-	have, err := record.DecodeAgentKey(object.Body)
-	if err != nil {
-		return fail(fmt.Errorf("%s: %w", name, damaged(err)))
+		return fail(fmt.Errorf("%s: %w", name, err))
 	}
 	if have.Instance == id {
 		return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -21,44 +20,37 @@ type StoredRollout struct {
 }
 
 // ReadRollouts reads what is stored about the rollouts of the shard's groups.
-func (s *State) ReadRollouts(ctx context.Context) ([]StoredRollout, error) {
+func (s *State) ReadRollouts(ctx context.Context) (_ []StoredRollout, err error) {
+	defer explain(&err, "read rollouts")
 	if err := s.checkShard(); err != nil {
-		return nil, fmt.Errorf("read rollouts: %w", err)
+		return nil, err
 	}
 	entries, err := s.options.Shard.List(ctx, keys.RolloutPrefix(s.options.ShardID))
 	if err != nil {
-		return nil, fmt.Errorf("read rollouts: %w", err)
+		return nil, err
 	}
-	all, err := load(ctx, s, len(entries), func(ctx context.Context, i int) (StoredRollout, error) {
+	return load(ctx, s, len(entries), func(ctx context.Context, i int) (StoredRollout, error) {
 		return s.readRollout(ctx, entries[i].Key)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read rollouts: %w", err)
-	}
-	return all, nil
 }
 
 // UnverifiedRollouts is [State.ReadRollouts] without a check of the signatures. It leaves out documents that cannot be
 // read. Anyone who can write to the bucket can forge the result.
-func (s *State) UnverifiedRollouts(ctx context.Context) ([]record.Rollout, error) {
+func (s *State) UnverifiedRollouts(ctx context.Context) (all []record.Rollout, err error) {
+	defer explain(&err, "read rollouts")
 	entries, err := s.options.Shard.List(ctx, keys.RolloutPrefix(s.options.ShardID))
 	if err != nil {
-		return nil, fmt.Errorf("read rollouts: %w", err)
+		return nil, err
 	}
-	var all []record.Rollout
 	for _, entry := range entries {
 		object, err := s.options.Shard.Get(ctx, entry.Key)
 		if errors.Is(err, objstore.ErrNotFound) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", entry.Key, err)
+			return nil, err
 		}
-		content, err := authority.UnverifiedContent(object.Body)
-		if err != nil {
-			continue
-		}
-		if doc, err := record.DecodeRollout(content); err == nil {
+		if doc, err := unverified(record.DecodeRollout)(object.Body); err == nil {
 			all = append(all, doc)
 		}
 	}
@@ -108,35 +100,28 @@ func (s *State) readRollout(ctx context.Context, key string) (StoredRollout, err
 
 // WriteRollout writes what is stored about the rollouts of a group. It sets the document's schema, revision and trust.
 // It returns objstore.ErrConflict unless the present version has the token of stored; "" means that there is none.
-func (s *State) WriteRollout(ctx context.Context, stored StoredRollout) (StoredRollout, error) {
-	fail := func(err error) (StoredRollout, error) {
-		return StoredRollout{}, fmt.Errorf("write rollout of %s/%s: %w", stored.Tenant, stored.Group, err)
-	}
+func (s *State) WriteRollout(ctx context.Context, stored StoredRollout) (_ StoredRollout, err error) {
+	defer explain(&err, "write rollout of %s/%s", stored.Tenant, stored.Group)
 	if err := s.checkShard(); err != nil {
-		return fail(err)
+		return StoredRollout{}, err
 	}
 	key := keys.Rollout(s.options.ShardID, stored.Tenant, stored.Group)
 	stored.Schema, stored.Err = record.RolloutSchema, nil
 	stored.Revision = max(stored.Revision, s.options.Marks.Highest(key)) + 1
 	stored.Trust = s.Trust()
 	text, err := stored.Encode()
-	if err == nil {
-		text, err = s.signDocument(ctx, key, stored.Revision, text)
-	}
-	if err == nil {
-		stored.Token, err = s.put(ctx, s.options.Shard, key, text, stored.Token)
-	}
 	if err != nil {
-		return fail(err)
+		return StoredRollout{}, err
 	}
-	s.noteWritten(key, text, stored.Revision)
+	stored.Token, err = s.putSigned(ctx, s.options.Shard, key, stored.Revision, text, stored.Token)
+	if err != nil {
+		return StoredRollout{}, err
+	}
 	return stored, nil
 }
 
 // DeleteRollout deletes what is stored about the rollouts of a group. It is no error if there is nothing.
-func (s *State) DeleteRollout(ctx context.Context, tenant, group string) error {
-	if err := s.options.Shard.Delete(ctx, keys.Rollout(s.options.ShardID, tenant, group)); err != nil {
-		return fmt.Errorf("delete rollout of %s/%s: %w", tenant, group, err)
-	}
-	return nil
+func (s *State) DeleteRollout(ctx context.Context, tenant, group string) (err error) {
+	defer explain(&err, "delete rollout of %s/%s", tenant, group)
+	return s.options.Shard.Delete(ctx, keys.Rollout(s.options.ShardID, tenant, group))
 }

@@ -62,24 +62,24 @@ func (s *State) CARotation(ctx context.Context) (Rotation, error) {
 	return r.Rotation, err
 }
 
-func (s *State) readRotation(ctx context.Context) (rotation, error) {
-	fail := func(err error) (rotation, error) { return rotation{}, fmt.Errorf("read rotation of the CA: %w", err) }
+func (s *State) readRotation(ctx context.Context) (_ rotation, err error) {
+	defer explain(&err, "read rotation of the CA")
 	next, err := s.loadNextKeys(ctx)
 	if err != nil && !errors.Is(err, secretstore.ErrNotFound) {
-		return fail(err)
+		return rotation{}, err
 	}
 	// Read the next CA before the current one: between the reads, the next CA may become the current one, but never the
 	// reverse.
 	ca, err := s.LoadCA(ctx)
 	if err != nil {
-		return fail(err)
+		return rotation{}, err
 	}
 	t, err := s.readBundle(ctx, ca)
 	if err != nil {
-		return fail(err)
+		return rotation{}, err
 	}
 	if len(t.bundle) > 2 {
-		return fail(fmt.Errorf("%s holds %d CAs, at most two are expected", keys.ClusterCA(), len(t.bundle)))
+		return rotation{}, fmt.Errorf("%s holds %d CAs, at most two are expected", keys.ClusterCA(), len(t.bundle))
 	}
 	r := rotation{Rotation{Current: ca.Certificate(), Trust: authority.Trust(ca.Certificate(), t.bundle)}, t, next}
 	for _, cert := range t.bundle {
@@ -91,7 +91,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	case pending && r.Other == nil:
 		r.Step, r.Other = RotationPrepared, next.CA.Certificate()
 	case pending && !next.CA.Certificate().Equal(r.Other):
-		return fail(fmt.Errorf("%s holds another CA than %s: %w", keys.ClusterCA(), secretstore.NextCAKey, ErrForeign))
+		return rotation{}, fmt.Errorf("%s holds another CA than %s: %w", keys.ClusterCA(), secretstore.NextCAKey,
+			ErrForeign)
 	case pending:
 		r.Step = RotationAnnounced
 	case r.Other != nil:
@@ -105,15 +106,15 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 // AnnounceCA begins a rotation of the CA, or continues one. It makes a new CA and a new nonce key, lets leaders accept
 // nonces of the new key, and adds the new CA to the bundle. If an earlier call has done this, AnnounceCA changes
 // nothing. When every client trusts the new CA (see [Followers]), the next step is [State.IssueFromNewCA].
-func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
-	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
+func (s *State) AnnounceCA(ctx context.Context) (_ Rotation, err error) {
+	defer explain(&err, "announce the new CA")
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
-		return fail(err)
+		return Rotation{}, err
 	}
 	for conflicts := (objstore.Conflicts{}); ; {
 		r, err := s.readRotation(ctx)
 		if err != nil {
-			return fail(err)
+			return Rotation{}, err
 		}
 		switch r.Step {
 		case RotationNone:
@@ -129,22 +130,18 @@ func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 			return r.Rotation, nil
 		}
 		if err != nil && !conflicts.Again(ctx, err) {
-			return fail(err)
+			return Rotation{}, err
 		}
 	}
 }
 
-func (s *State) loadNextKeys(ctx context.Context) (authority.NextKeys, error) {
-	secret, err := s.options.Secrets.Get(ctx, secretstore.NextCAKey)
-	if err != nil {
-		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w", err)
-	}
-	next, err := authority.ParseNextKeys(secret.Value.Reveal())
-	if err != nil {
-		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w", err)
+func (s *State) loadNextKeys(ctx context.Context) (next authority.NextKeys, err error) {
+	defer explain(&err, "load the next CA")
+	if next, err = loadSecret(ctx, s, secretstore.NextCAKey, authority.ParseNextKeys); err != nil {
+		return authority.NextKeys{}, err
 	}
 	if err := next.CA.CheckCluster(s.options.ClusterID); err != nil {
-		return authority.NextKeys{}, fmt.Errorf("load the next CA: %w: %w", ErrForeign, err)
+		return authority.NextKeys{}, fmt.Errorf("%w: %w", ErrForeign, err)
 	}
 	return next, nil
 }
@@ -164,76 +161,65 @@ func (s *State) makeNextKeys(ctx context.Context, r rotation) error {
 	if next.Nonce, err = authority.CreateNonceKey(s.options.Rand); err != nil {
 		return err
 	}
-	secret, err := next.MarshalSecret()
-	if err != nil {
-		return err
-	}
-	return s.options.Secrets.Put(ctx, secretstore.NextCAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
+	return s.putSecret(ctx, secretstore.NextCAKey, next, secretstore.IfAbsent)
 }
 
 // IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents, and the new key sign nonces. Call
 // it when every client trusts the new CA. Clients that trust only the old CA will refuse the servers' certificates. If
 // an earlier call has done this, IssueFromNewCA changes nothing.
-func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
-	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
+func (s *State) IssueFromNewCA(ctx context.Context) (_ Rotation, err error) {
+	defer explain(&err, "issue from the new CA")
 	r, err := s.readRotation(ctx)
 	if err != nil {
-		return fail(err)
+		return Rotation{}, err
 	}
 	switch r.Step {
 	case RotationAnnounced:
 		if err := s.signNoncesWith(ctx, r.next.Nonce); err != nil {
-			return fail(err)
+			return Rotation{}, err
 		}
-		secret, err := r.next.CA.MarshalSecret()
-		if err != nil {
-			return fail(err)
-		}
-		if err := s.options.Secrets.Put(ctx, secretstore.CAKey, secretstore.NewValue(secret),
-			secretstore.Any); err != nil {
-			return fail(err)
+		if err := s.putSecret(ctx, secretstore.CAKey, r.next.CA, secretstore.Any); err != nil {
+			return Rotation{}, err
 		}
 		if r, err = s.readRotation(ctx); err != nil {
-			return fail(err)
+			return Rotation{}, err
 		}
 	case RotationIssued:
 	default:
-		return fail(fmt.Errorf("the rotation is at step %s: announce the new CA first", r.Step))
+		return Rotation{}, fmt.Errorf("the rotation is at step %s: announce the new CA first", r.Step)
 	}
 	if err := s.SignDocuments(ctx); err != nil {
-		return fail(err)
+		return Rotation{}, err
 	}
-	if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
-		return fail(err)
-	}
-	return r.Rotation, nil
+	return r.Rotation, s.options.Secrets.Delete(ctx, secretstore.NextCAKey)
 }
 
 // RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Do not call it
 // while certificates of the old CA are in use, because those certificates are refused afterwards. It changes nothing if
 // no rotation is under way.
-func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
-	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
+func (s *State) RemoveOldCA(ctx context.Context) (_ Rotation, err error) {
+	defer explain(&err, "remove the old CA")
 	r, err := s.readRotation(ctx)
 	switch {
 	case err != nil:
-		return fail(err)
+		return Rotation{}, err
 	case r.Step == RotationNone:
 		return r.Rotation, nil
 	case r.Step != RotationIssued:
-		return fail(fmt.Errorf("the rotation is at step %s: the old CA still issues certificates", r.Step))
+		return Rotation{}, fmt.Errorf("the rotation is at step %s: the old CA still issues certificates", r.Step)
 	}
-	if err := s.SignDocuments(ctx); err != nil { // a leader may have signed with the old CA since the last time
-		return fail(err)
+	// A leader may have signed with the old CA since the last time.
+	if err = s.SignDocuments(ctx); err == nil {
+		err = s.options.Secrets.Delete(ctx, secretstore.NextCAKey)
 	}
-	if err := s.options.Secrets.Delete(ctx, secretstore.NextCAKey); err != nil {
-		return fail(err)
+	if err == nil {
+		err = s.refuseOldNonces(ctx)
 	}
-	if err := s.refuseOldNonces(ctx); err != nil {
-		return fail(err)
+	if err == nil {
+		err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca}, []*x509.Certificate{r.Current})
 	}
-	if err := s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca}, []*x509.Certificate{r.Current}); err != nil {
-		return fail(err)
+	if err != nil {
+		return Rotation{}, err
 	}
 	return s.CARotation(ctx)
 }
@@ -338,19 +324,17 @@ func (s *State) Followers(r Rotation) *Followers {
 
 // Check reads the bucket. It ignores shards without a configuration, shards that never had a leader, and expired
 // certificates.
-func (f *Followers) Check(ctx context.Context) (Following, error) {
-	fail := func(err error) (Following, error) {
-		return Following{}, fmt.Errorf("check who has followed the rotation: %w", err)
-	}
+func (f *Followers) Check(ctx context.Context) (_ Following, err error) {
+	defer explain(&err, "check who has followed the rotation")
 	shards, err := f.state.Shards(ctx)
 	if err != nil {
-		return fail(err)
+		return Following{}, err
 	}
 	out := Following{Shards: []ShardFollowing{}, Operators: []OperatorName{}}
 	for _, shard := range shards {
 		followed, ok, err := f.checkShard(ctx, shard)
 		if err != nil {
-			return fail(fmt.Errorf("shard %s: %w", shard, err))
+			return Following{}, fmt.Errorf("shard %s: %w", shard, err)
 		}
 		if ok {
 			out.Shards = append(out.Shards, followed)
@@ -359,12 +343,10 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	// Check operators after leaders. A leader that still uses the CAs of the earlier step may renew an operator's
 	// certificate. It then records the earlier trust value in the operator's record.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
-		return fail(err)
+		return Following{}, err
 	}
-	if out.FilesUntil, err = f.checkFiles(ctx); err != nil {
-		return fail(err)
-	}
-	return out, nil
+	out.FilesUntil, err = f.checkFiles(ctx)
+	return out, err
 }
 
 // checkFiles returns the latest possible expiry of the certificates in instances' files that the old CA signed. It

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -17,103 +16,81 @@ import (
 )
 
 // ReadConfig reads a shard's configuration as it was written. It returns objstore.ErrNotFound if there is none.
-func (s *State) ReadConfig(ctx context.Context, shard string) ([]byte, objstore.Token, error) {
+func (s *State) ReadConfig(ctx context.Context, shard string) (body []byte, token objstore.Token, err error) {
+	defer explain(&err, "read configuration of shard %s", shard)
 	object, err := s.options.Shard.Get(ctx, keys.Config(shard))
-	if err != nil {
-		return nil, "", fmt.Errorf("read configuration of shard %s: %w", shard, err)
-	}
-	return object.Body, object.Token, nil
+	return object.Body, object.Token, err
 }
 
 // ConfigModified returns the time at which a shard's configuration was written, by the store's clock. It sends a list
 // request, so do not call it in a loop.
-func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, error) {
+func (s *State) ConfigModified(ctx context.Context, shard string) (at time.Time, err error) {
+	defer explain(&err, "look up configuration of shard %s", shard)
 	entries, err := s.options.Shard.List(ctx, keys.Config(shard))
 	if err != nil {
-		return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, err)
+		return time.Time{}, err
 	}
 	for _, entry := range entries {
 		if entry.Key == keys.Config(shard) {
 			return entry.Modified, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("look up configuration of shard %s: %w", shard, objstore.ErrNotFound)
+	return time.Time{}, objstore.ErrNotFound
 }
 
 // WriteConfig writes a shard's configuration, which the caller has validated. It returns objstore.ErrConflict unless
 // the present version has the given token. The token "" means that the shard has no configuration yet. The Terraform
 // provider and nstance-admin use WriteConfig. Servers have no permission to write the configuration.
-func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token,
-	error) {
+func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (_ objstore.Token,
+	err error) {
+	defer explain(&err, "write configuration of shard %s", shard)
 	if err := ident.ValidateName(shard); err != nil {
-		return "", fmt.Errorf("write configuration: shard: %w", err)
+		return "", err
 	}
-	newToken, err := s.put(ctx, s.options.Shard, keys.Config(shard), body, token)
-	if err != nil {
-		return "", fmt.Errorf("write configuration of shard %s: %w", shard, err)
-	}
-	return newToken, nil
+	return s.put(ctx, s.options.Shard, keys.Config(shard), body, token)
 }
 
 // DeleteConfig removes a shard's configuration. It is no error if there is none. Call it only for a shard without
 // instances.
-func (s *State) DeleteConfig(ctx context.Context, shard string) error {
-	if err := s.options.Shard.Delete(ctx, keys.Config(shard)); err != nil {
-		return fmt.Errorf("delete configuration of shard %s: %w", shard, err)
-	}
-	return nil
+func (s *State) DeleteConfig(ctx context.Context, shard string) (err error) {
+	defer explain(&err, "delete configuration of shard %s", shard)
+	return s.options.Shard.Delete(ctx, keys.Config(shard))
 }
 
 // ReadGroups reads the document with the shard's dynamic groups and overrides. Problems that do not prevent the use of
 // the document are returned as warnings. ReadGroups returns objstore.ErrNotFound if there is no document yet.
-func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
+func (s *State) ReadGroups(ctx context.Context) (_ config.Groups, _ objstore.Token, _ config.Problems, err error) {
+	defer explain(&err, "read groups")
 	key := keys.Groups(s.options.ShardID)
 	object, err := s.options.Shard.Get(ctx, key)
 	if err != nil {
-		return config.Groups{}, "", nil, fmt.Errorf("read groups: %w", err)
+		return config.Groups{}, "", nil, err
 	}
 	groups, problems := config.ParseGroups(key, object.Body)
 	if err := problems.Err(); err != nil {
-		return config.Groups{}, "", problems, fmt.Errorf("read groups: %w", err)
+		return config.Groups{}, "", problems, err
 	}
 	return groups, object.Token, problems, nil
 }
 
 // WriteGroups writes the shard's dynamic groups. The leader sets their term and revision. WriteGroups returns
 // objstore.ErrConflict unless the present version has the given token; "" means that there is none.
-func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token objstore.Token) (objstore.Token, error) {
+func (s *State) WriteGroups(ctx context.Context, groups config.Groups, token objstore.Token) (_ objstore.Token,
+	err error) {
+	defer explain(&err, "write groups")
 	if err := s.checkShard(); err != nil {
-		return "", fmt.Errorf("write groups: %w", err)
+		return "", err
 	}
-	newToken, err := s.put(ctx, s.options.Shard, keys.Groups(s.options.ShardID), config.EncodeGroups(groups), token)
-	if err != nil {
-		return "", fmt.Errorf("write groups: %w", err)
-	}
-	return newToken, nil
+	return s.put(ctx, s.options.Shard, keys.Groups(s.options.ShardID), config.EncodeGroups(groups), token)
 }
 
 // ReadApplied reads the configuration that a leader of the shard accepted last. It returns objstore.ErrNotFound if no
 // leader has accepted one yet. If no CA of the cluster signed it, the error matches authority.ErrUnsigned or
 // authority.ErrSignature.
-func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
-	fail := func(err error) (record.Applied, error) {
-		return record.Applied{}, fmt.Errorf("read applied configuration: %w", err)
-	}
-	key := keys.Applied(s.options.ShardID)
-	before := s.options.Marks.Highest(key)
-	object, err := s.options.Shard.Get(ctx, key)
-	if err != nil {
-		return fail(err)
-	}
-	doc, err := s.openDocument(ctx, key, object.Body, before)
-	if err != nil {
-		return fail(err)
-	}
-	applied, err := record.DecodeApplied(doc.Content)
-	if err != nil {
-		return fail(err)
-	}
-	return applied, nil
+func (s *State) ReadApplied(ctx context.Context) (applied record.Applied, err error) {
+	defer explain(&err, "read applied configuration")
+	applied, _, err = readSigned(ctx, s, s.options.Shard, keys.Applied(s.options.ShardID), record.DecodeApplied)
+	return applied, err
 }
 
 // UnverifiedApplied is [State.ReadApplied] without a check of the signature. Anyone who can write to the bucket can
@@ -123,29 +100,20 @@ func (s *State) UnverifiedApplied(ctx context.Context) (record.Applied, error) {
 	return applied, err
 }
 
-func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.Applied(s.options.ShardID))
-	var content []byte
-	if err == nil {
-		content, err = authority.UnverifiedContent(object.Body)
-	}
-	var applied record.Applied
-	if err == nil {
-		applied, err = record.DecodeApplied(content)
-	}
-	if err != nil {
-		return record.Applied{}, "", fmt.Errorf("read applied configuration: %w", err)
-	}
-	return applied, object.Token, nil
+func (s *State) unverifiedApplied(ctx context.Context) (_ record.Applied, _ objstore.Token, err error) {
+	defer explain(&err, "read applied configuration")
+	return read(ctx, s.options.Shard, keys.Applied(s.options.ShardID), unverified(record.DecodeApplied))
 }
 
 // WriteApplied records a configuration that the leader of the given term has accepted. It also records the value of
 // [State.Trust] and the parameter "source": the token of the configuration that the leader read. If a leader of a
 // higher term has already accepted a configuration, WriteApplied returns objstore.ErrConflict and replaces nothing.
-func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
+func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) (err error) {
+	defer explain(&err, "write applied configuration")
 	if err := s.checkShard(); err != nil {
-		return fmt.Errorf("write applied configuration: %w", err)
+		return err
 	}
+	key := keys.Applied(s.options.ShardID)
 	for conflicts := (objstore.Conflicts{}); ; {
 		// The signature of the present version is not checked here. A forged revision only makes the next revision
 		// higher. A forged term can only make this write fail.
@@ -154,97 +122,80 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 			return err
 		}
 		if have.Term > term {
-			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term,
-				objstore.ErrConflict)
+			return fmt.Errorf("a leader of term %d has applied one: %w", have.Term, objstore.ErrConflict)
 		}
 		// Highest returns the highest revision that this process has seen. So the revision rises even if someone
 		// restored an older version of the applied configuration.
-		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
-		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
-			Source: string(source), Trust: s.Trust(), Body: body}
-		text, err := next.Encode()
+		revision := max(have.Revision, s.options.Marks.Highest(key)) + 1
+		text, err := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
+			Source: string(source), Trust: s.Trust(), Body: body}.Encode()
 		if err != nil {
-			return fmt.Errorf("write applied configuration: %w", err)
+			return err
 		}
-		key := keys.Applied(s.options.ShardID)
-		text, err = s.signDocument(ctx, key, next.Revision, text)
-		if err == nil {
-			_, err = s.put(ctx, s.options.Shard, key, text, token)
+		// If another leader wrote meanwhile, its term decides.
+		_, err = s.putSigned(ctx, s.options.Shard, key, revision, text, token)
+		if !conflicts.Again(ctx, err) {
+			return err
 		}
-		if conflicts.Again(ctx, err) {
-			continue // another leader wrote; its term decides
-		}
-		if err != nil {
-			return fmt.Errorf("write applied configuration: %w", err)
-		}
-		s.noteWritten(key, text, next.Revision)
-		return nil
 	}
 }
 
 // ReadLock reads the shard's election lock, for display or for the leader's address. It returns objstore.ErrNotFound if
 // no server has led yet.
-func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.Leader(shard))
-	if err != nil {
-		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, err)
-	}
-	lock, err := record.DecodeLock(object.Body)
-	if err != nil {
-		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, damaged(err))
-	}
-	return lock, object.Token, nil
+func (s *State) ReadLock(ctx context.Context, shard string) (_ record.Lock, _ objstore.Token, err error) {
+	defer explain(&err, "read lock of shard %s", shard)
+	return read(ctx, s.options.Shard, keys.Leader(shard), orDamaged(record.DecodeLock))
 }
 
 // HighestTerm returns the highest term in the shard's instance records, groups and applied configuration, or 0 if there
 // are none. A server that makes a new lock must give it a higher term. HighestTerm reads every instance record.
-func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
-	var highest uint64
-	err := s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })
+func (s *State) HighestTerm(ctx context.Context) (highest uint64, err error) {
+	defer explain(&err, "find the highest term")
+	err = s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })
 	if err != nil {
-		return 0, fmt.Errorf("find the highest term: %w", err)
+		return 0, err
 	}
 	groups, _, _, err := s.ReadGroups(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-		return 0, fmt.Errorf("find the highest term: %w", err)
+		return 0, err
 	}
 	applied, err := s.UnverifiedApplied(ctx) // a forged term at worst makes the next term higher
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-		return 0, fmt.Errorf("find the highest term: %w", err)
+		return 0, err
 	}
 	return max(highest, groups.Term, applied.Term), nil
 }
 
 // AppendCertLog records certificates issued to an instance, under the entry's time. If the instance has an entry of
 // that time already, AppendCertLog uses a time some nanoseconds later.
-func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
-	fail := func(err error) error { return fmt.Errorf("append to certificate log: %w", err) }
-	if err := errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
-		belongs("shard", entry.Shard, s.options.ShardID)); err != nil {
-		return fail(err)
+func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) (err error) {
+	defer explain(&err, "append to certificate log")
+	if err := s.oursCertLog(entry); err != nil {
+		return err
 	}
-	for conflicts := (objstore.Conflicts{}); ; {
+	for conflicts := (objstore.Conflicts{}); ; entry.IssuedAt = entry.IssuedAt.Add(1) {
 		body, err := entry.Encode()
 		if err != nil {
-			return fail(err)
+			return err
 		}
 		key := keys.CertLog(s.options.ShardID, entry.Tenant, entry.IssuedAt, entry.Instance.Storage())
 		_, err = s.put(ctx, s.options.Shard, key, body, "")
-		if conflicts.Again(ctx, err) {
-			entry.IssuedAt = entry.IssuedAt.Add(1)
-			continue
+		if !conflicts.Again(ctx, err) {
+			return err
 		}
-		if err != nil {
-			return fail(err)
-		}
-		return nil
 	}
 }
 
+func (s *State) oursCertLog(entry record.CertLog) error {
+	return errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
+		belongs("shard", entry.Shard, s.options.ShardID))
+}
+
 // ListCertLog reads a tenant's entries, sorted by tenant and time. An empty tenant selects the entries of all tenants.
-func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLog, error) {
+func (s *State) ListCertLog(ctx context.Context, tenant string) (_ []record.CertLog, err error) {
+	defer explain(&err, "list certificate log")
 	if err := s.checkShard(); err != nil {
-		return nil, fmt.Errorf("list certificate log: %w", err)
+		return nil, err
 	}
 	prefix := keys.CertLogPrefix(s.options.ShardID)
 	if tenant != "" {
@@ -252,24 +203,13 @@ func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLo
 	}
 	entries, err := s.options.Shard.List(ctx, prefix)
 	if err != nil {
-		return nil, fmt.Errorf("list certificate log: %w", err)
+		return nil, err
 	}
-	all, err := load(ctx, s, len(entries), func(ctx context.Context, i int) (record.CertLog, error) {
-		object, err := s.options.Shard.Get(ctx, entries[i].Key)
-		if err != nil {
-			return record.CertLog{}, err
-		}
-		entry, err := record.DecodeCertLog(object.Body)
-		if err != nil {
-			return record.CertLog{}, fmt.Errorf("%s: %w", entries[i].Key, err)
-		}
-		return entry, errors.Join(belongs("cluster", entry.Cluster, s.options.ClusterID),
-			belongs("shard", entry.Shard, s.options.ShardID))
+	return load(ctx, s, len(entries), func(ctx context.Context, i int) (_ record.CertLog, err error) {
+		defer explain(&err, "%s", entries[i].Key)
+		entry, _, err := read(ctx, s.options.Shard, entries[i].Key, checked(record.DecodeCertLog, s.oursCertLog))
+		return entry, err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list certificate log: %w", err)
-	}
-	return all, nil
 }
 
 // ReadFile reads an object of the bucket that an instance can receive as a file. It returns objstore.ErrNotFound if
@@ -301,16 +241,9 @@ func BucketAt(at objstore.Location) record.Bucket {
 
 // ReadHome reads the home of the shard. It returns objstore.ErrNotFound if no server that knows of homes has led the
 // shard.
-func (s *State) ReadHome(ctx context.Context) (record.Home, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.Home(s.options.ShardID))
-	if err != nil {
-		return record.Home{}, "", fmt.Errorf("read the home of shard %s: %w", s.options.ShardID, err)
-	}
-	home, err := record.DecodeHome(object.Body)
-	if err != nil {
-		return record.Home{}, "", fmt.Errorf("read the home of shard %s: %w", s.options.ShardID, damaged(err))
-	}
-	return home, object.Token, nil
+func (s *State) ReadHome(ctx context.Context) (_ record.Home, _ objstore.Token, err error) {
+	defer explain(&err, "read the home of shard %s", s.options.ShardID)
+	return read(ctx, s.options.Shard, keys.Home(s.options.ShardID), orDamaged(record.DecodeHome))
 }
 
 // CheckHome returns a *NotHomeError if a server that knows its bucket by the name `here` must not lead. Such a server
@@ -393,55 +326,41 @@ func (s *State) changeHome(ctx context.Context, change func(*record.Home) error)
 		}
 		home.Schema = record.HomeSchema
 		body, err := home.Encode()
-		if err != nil {
-			return record.Home{}, fmt.Errorf("write the home of shard %s: %w", s.options.ShardID, err)
+		if err == nil {
+			_, err = s.put(ctx, s.options.Shard, keys.Home(s.options.ShardID), body, token)
 		}
-		_, err = s.put(ctx, s.options.Shard, keys.Home(s.options.ShardID), body, token)
-		if conflicts.Again(ctx, err) {
-			continue
+		if !conflicts.Again(ctx, err) {
+			explain(&err, "write the home of shard %s", s.options.ShardID)
+			return home, err
 		}
-		if err != nil {
-			return record.Home{}, fmt.Errorf("write the home of shard %s: %w", s.options.ShardID, err)
-		}
-		return home, nil
 	}
 }
 
 // ReadServerReport reads the report that was last written about a new server of the shard. It returns
 // objstore.ErrNotFound if there is none.
-func (s *State) ReadServerReport(ctx context.Context) (record.ServerReport, objstore.Token, error) {
-	object, err := s.options.Shard.Get(ctx, keys.ServerReport(s.options.ShardID))
-	if err != nil {
-		return record.ServerReport{}, "", fmt.Errorf("read server report: %w", err)
-	}
-	report, err := record.DecodeServerReport(object.Body)
-	if err != nil {
-		return record.ServerReport{}, "", fmt.Errorf("read server report: %w", err)
-	}
-	return report, object.Token, nil
+func (s *State) ReadServerReport(ctx context.Context) (_ record.ServerReport, _ objstore.Token, err error) {
+	defer explain(&err, "read server report")
+	return read(ctx, s.options.Shard, keys.ServerReport(s.options.ShardID), record.DecodeServerReport)
 }
 
 // WriteServerReport replaces the report about a new server of the shard. The last writer wins.
-func (s *State) WriteServerReport(ctx context.Context, report record.ServerReport) error {
+func (s *State) WriteServerReport(ctx context.Context, report record.ServerReport) (err error) {
+	defer explain(&err, "write server report")
 	if err := s.checkShard(); err != nil {
-		return fmt.Errorf("write server report: %w", err)
+		return err
 	}
 	body, err := report.Encode()
 	if err != nil {
-		return fmt.Errorf("write server report: %w", err)
+		return err
 	}
 	for conflicts := (objstore.Conflicts{}); ; {
 		object, err := s.options.Shard.Get(ctx, keys.ServerReport(s.options.ShardID))
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
-			return fmt.Errorf("write server report: %w", err)
+			return err
 		}
 		_, err = s.put(ctx, s.options.Shard, keys.ServerReport(s.options.ShardID), body, object.Token)
-		if conflicts.Again(ctx, err) {
-			continue
+		if !conflicts.Again(ctx, err) {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("write server report: %w", err)
-		}
-		return nil
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -95,14 +96,6 @@ var ErrForeign = errors.New("it belongs elsewhere")
 // ErrDamaged means that an object was read and its content is not what belongs there, such as half of a record.
 var ErrDamaged = errors.New("it is damaged")
 
-// damaged adds [ErrDamaged] to an error of a decoder, unless a newer version of Nstance wrote the object.
-func damaged(err error) error {
-	if errors.Is(err, record.ErrNewer) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrDamaged, err)
-}
-
 // belongs returns an error unless a document belongs where its key says. "what" is the kind of name, such as tenant.
 // The document contains the name "says", and its key the name "want".
 func belongs(what, says, want string) error {
@@ -110,6 +103,94 @@ func belongs(what, says, want string) error {
 		return fmt.Errorf("%w: its %s is %q, not %q", ErrForeign, what, says, want)
 	}
 	return nil
+}
+
+// explain puts what failed in front of the error that a function returns. The function defers it.
+func explain(err *error, format string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), *err)
+	}
+}
+
+// read returns the document under a key, and its token. It returns objstore.ErrNotFound if there is none.
+func read[T any](ctx context.Context, store objstore.Store, key string, decode func([]byte) (T, error)) (T,
+	objstore.Token, error) {
+	var none T
+	object, err := store.Get(ctx, key)
+	if err != nil {
+		return none, "", err
+	}
+	doc, err := decode(object.Body)
+	if err != nil {
+		return none, "", err
+	}
+	return doc, object.Token, nil
+}
+
+// readSigned is like read, for a document that a CA of the cluster has signed.
+func readSigned[T any](ctx context.Context, s *State, store objstore.Store, key string,
+	decode func([]byte) (T, error)) (T, objstore.Token, error) {
+	before := s.options.Marks.Highest(key)
+	return read(ctx, store, key, func(data []byte) (none T, err error) {
+		doc, err := s.openDocument(ctx, key, data, before)
+		if err != nil {
+			return none, err
+		}
+		return decode(doc.Content)
+	})
+}
+
+// unverified returns a decoder for signed documents that does not check their signatures.
+func unverified[T any](decode func([]byte) (T, error)) func([]byte) (T, error) {
+	return func(data []byte) (none T, err error) {
+		content, err := authority.UnverifiedContent(data)
+		if err != nil {
+			return none, err
+		}
+		return decode(content)
+	}
+}
+
+// checked returns a decoder that also checks the document.
+func checked[T any](decode func([]byte) (T, error), check func(T) error) func([]byte) (T, error) {
+	return func(data []byte) (T, error) {
+		doc, err := decode(data)
+		if err == nil {
+			err = check(doc)
+		}
+		return doc, err
+	}
+}
+
+// orDamaged returns a decoder whose errors match [ErrDamaged], unless a newer version of Nstance wrote the object.
+func orDamaged[T any](decode func([]byte) (T, error)) func([]byte) (T, error) {
+	return func(data []byte) (T, error) {
+		doc, err := decode(data)
+		if err != nil && !errors.Is(err, record.ErrNewer) {
+			err = fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+		return doc, err
+	}
+}
+
+// loadSecret reads and parses a secret of the cluster.
+func loadSecret[T any](ctx context.Context, s *State, name string, parse func([]byte) (T, error)) (none T,
+	err error) {
+	secret, err := s.options.Secrets.Get(ctx, name)
+	if err != nil {
+		return none, err
+	}
+	return parse(secret.Value.Reveal())
+}
+
+// putSecret stores a key as a secret of the cluster.
+func (s *State) putSecret(ctx context.Context, name string, key interface{ MarshalSecret() ([]byte, error) },
+	cond secretstore.Condition) error {
+	secret, err := key.MarshalSecret()
+	if err != nil {
+		return err
+	}
+	return s.options.Secrets.Put(ctx, name, secretstore.NewValue(secret), cond)
 }
 
 // put writes an object if its present version has the given token ("" for no object). It repeats the write until the
@@ -161,19 +242,16 @@ func (e *Superseded[R]) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *Superseded[R]) Unwrap() error { return objstore.ErrConflict }
 
-// putRecord writes the record of id with put. If put's condition fails, the error is a [*Superseded] with the record
-// that get returns.
-func putRecord[R any](ctx context.Context, s *State, store objstore.Store, key string, id ident.ID, body []byte,
-	token objstore.Token, get func() (R, objstore.Token, error)) (objstore.Token, error) {
-	newToken, err := s.put(ctx, store, key, body, token)
+// superseded returns err or, if it is a conflict, a [*Superseded] with the record that get returns.
+func superseded[R any](err error, id ident.ID, get func() (R, objstore.Token, error)) error {
 	if !errors.Is(err, objstore.ErrConflict) {
-		return newToken, err
+		return err
 	}
-	there, thereToken, rerr := get()
+	there, token, rerr := get()
 	if rerr != nil && !errors.Is(rerr, objstore.ErrNotFound) {
-		return "", fmt.Errorf("%w; what is there: %w", err, rerr)
+		return fmt.Errorf("%w; what is there: %w", err, rerr)
 	}
-	return "", &Superseded[R]{ID: id, Record: there, Token: thereToken}
+	return &Superseded[R]{ID: id, Record: there, Token: token}
 }
 
 // load reads objects, many at a time. It leaves out objects that were deleted since they were listed. The error names

@@ -164,11 +164,19 @@ func (s *State) signDocument(ctx context.Context, key string, version uint64, co
 		Content: content}, t.ca)
 }
 
-// noteWritten remembers the version of a signed document that this process wrote.
-func (s *State) noteWritten(key string, body []byte, version uint64) {
-	if authority.IsSigned(body) {
+// putSigned writes a document with put, signed by the cluster's CA. If the cluster's documents are unsigned, it is
+// written as it is.
+func (s *State) putSigned(ctx context.Context, store objstore.Store, key string, version uint64, content []byte,
+	token objstore.Token) (objstore.Token, error) {
+	body, err := s.signDocument(ctx, key, version, content)
+	if err != nil {
+		return "", err
+	}
+	newToken, err := s.put(ctx, store, key, body, token)
+	if err == nil && authority.IsSigned(body) {
 		s.options.Marks.Raise(key, version)
 	}
+	return newToken, err
 }
 
 // Trust returns the value of authority.Trust for the CA and the bundle that this State read last. It returns "" if the
@@ -183,17 +191,17 @@ func (s *State) Trust() string {
 // ReadCA reads the CA in `ca.key` and the bundle `ca.crt`, which that CA has signed. It returns the certificates newest
 // first. The error matches objstore.ErrNotFound if there is no bundle yet, and also secretstore.ErrNotFound if there is
 // no CA yet.
-func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, error) {
+func (s *State) ReadCA(ctx context.Context) (_ authority.CA, _ []*x509.Certificate, err error) {
+	defer explain(&err, "read CA bundle")
 	t, err := s.readTrust(ctx)
-	if err != nil {
-		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w", err)
-	}
 	missing := fmt.Errorf("%s: %w", keys.ClusterCA(), objstore.ErrNotFound)
 	switch {
+	case err != nil:
+		return authority.CA{}, nil, err
 	case t.ca.IsZero():
-		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w: %w", secretstore.ErrNotFound, missing)
+		return authority.CA{}, nil, fmt.Errorf("%w: %w", secretstore.ErrNotFound, missing)
 	case t.token == "":
-		return authority.CA{}, nil, fmt.Errorf("read CA bundle: %w", missing)
+		return authority.CA{}, nil, missing
 	}
 	return t.ca, t.bundle, nil
 }
@@ -206,52 +214,41 @@ func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
 }
 
 // CABundleToken returns the token of the present version of `ca.crt`.
-func (s *State) CABundleToken(ctx context.Context) (objstore.Token, error) {
+func (s *State) CABundleToken(ctx context.Context) (_ objstore.Token, err error) {
+	defer explain(&err, "read CA bundle")
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
-	if err != nil {
-		return "", fmt.Errorf("read CA bundle: %w", err)
-	}
-	return object.Token, nil
+	return object.Token, err
 }
 
 // UnverifiedCABundle reads `ca.crt` without the CA's key. Anyone who can write to the bucket can forge the result.
-func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, error) {
-	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
-	if err != nil {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
-	}
-	content, err := authority.UnverifiedContent(object.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(err))
-	}
-	certs, err := authority.ParseBundle(content)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(err))
-	}
-	return certs, nil
+func (s *State) UnverifiedCABundle(ctx context.Context) (bundle []*x509.Certificate, err error) {
+	defer explain(&err, "read %s", keys.ClusterCA())
+	bundle, _, err = read(ctx, s.options.Cluster, keys.ClusterCA(), orDamaged(unverified(authority.ParseBundle)))
+	return bundle, err
 }
 
 // CABundleSignedBy reads `ca.crt` for a program that does not have the CA's key but knows CA certificates of the
 // cluster. One of the known CAs must have signed `ca.crt`. If an older version of Nstance left `ca.crt` unsigned, it
 // must hold exactly one certificate, and that must be one of the known certificates.
-func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate) ([]*x509.Certificate, error) {
+func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate) (_ []*x509.Certificate, err error) {
+	defer explain(&err, "read %s", keys.ClusterCA())
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
+		return nil, err
 	}
 	doc, err := authority.OpenDocument(known, s.options.ClusterID, keys.ClusterCA(), object.Body)
 	former := errors.Is(err, authority.ErrUnsigned)
 	if former {
 		doc.Content = object.Body
 	} else if err != nil {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
+		return nil, err
 	}
-	certs, perr := authority.ParseBundle(doc.Content)
+	certs, perr := orDamaged(authority.ParseBundle)(doc.Content)
 	if perr != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(perr))
+		return nil, perr
 	}
 	if former && (len(certs) != 1 || !slices.ContainsFunc(known, certs[0].Equal)) {
-		return nil, fmt.Errorf("read CA bundle: %w", err)
+		return nil, err
 	}
 	return certs, nil
 }
@@ -259,19 +256,21 @@ func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate)
 // WriteCABundle replaces `ca.crt`. Each of signers signs `ca.crt`, so that programs can verify it before and after one
 // signer replaces another in `ca.key`. certs must contain the certificates of all signers. WriteCABundle returns
 // objstore.ErrConflict if another program wrote `ca.crt` in the meantime.
-func (s *State) WriteCABundle(ctx context.Context, signers []authority.CA, certs ...*x509.Certificate) error {
+func (s *State) WriteCABundle(ctx context.Context, signers []authority.CA, certs ...*x509.Certificate) (err error) {
+	defer explain(&err, "write CA bundle")
 	t, err := s.readTrust(ctx)
 	if err != nil {
-		return fmt.Errorf("write CA bundle: %w", err)
+		return err
 	}
 	return s.writeBundle(ctx, t, signers, certs)
 }
 
 func (s *State) writeBundle(ctx context.Context, have trust, signers []authority.CA,
-	certs []*x509.Certificate) error {
+	certs []*x509.Certificate) (err error) {
+	defer explain(&err, "write %s", keys.ClusterCA())
 	for _, ca := range signers {
 		if !slices.ContainsFunc(certs, ca.Certificate().Equal) {
-			return fmt.Errorf("write %s: %s is missing: %w", keys.ClusterCA(), ca, ErrForeign)
+			return fmt.Errorf("%s is missing: %w", ca, ErrForeign)
 		}
 	}
 	// The version is at least the time in milliseconds since 1970, so that it rises even after ca.crt was lost.
@@ -281,10 +280,9 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 	if err == nil {
 		_, err = s.put(ctx, s.options.Cluster, keys.ClusterCA(), body, have.token)
 	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", keys.ClusterCA(), err)
+	if err == nil {
+		_, err = s.readTrust(ctx)
 	}
-	_, err = s.readTrust(ctx)
 	return err
 }
 
@@ -312,22 +310,20 @@ func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error
 // SignDocuments signs the operator records that the CA in `ca.key` has not signed. Another CA of the bundle may have
 // signed them, or an older version of Nstance may have left them unsigned. An unsigned record that is no longer
 // accepted is an error.
-func (s *State) SignDocuments(ctx context.Context) error {
+func (s *State) SignDocuments(ctx context.Context) (err error) {
+	defer explain(&err, "sign documents")
 	t, err := s.readTrust(ctx)
 	if err != nil {
-		return fmt.Errorf("sign documents: %w", err)
+		return err
 	}
 	entries, err := s.options.Cluster.List(ctx, keys.OperatorPrefix())
 	if err != nil {
-		return fmt.Errorf("sign documents: %w", err)
+		return err
 	}
 	_, err = load(ctx, s, len(entries), func(ctx context.Context, i int) (struct{}, error) {
 		return struct{}{}, s.signOperator(ctx, t, entries[i].Key)
 	})
-	if err != nil {
-		return fmt.Errorf("sign documents: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (s *State) signOperator(ctx context.Context, t trust, key string) error {

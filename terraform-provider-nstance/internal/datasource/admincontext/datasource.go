@@ -23,15 +23,14 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // DataSource implements the data source nstance_admin_context.
-type DataSource struct{ servers *servers.Connection }
+type DataSource struct{ base.DataSource }
 
 // New returns the data source, not yet configured.
-func New() datasource.DataSource { return &DataSource{} }
-
-var _ datasource.DataSourceWithConfigure = (*DataSource)(nil)
+func New() datasource.DataSource { return &DataSource{base.DataSource{Name: "admin_context"}} }
 
 type model struct {
 	Name          types.String `tfsdk:"name"`
@@ -43,16 +42,6 @@ type model struct {
 	Secrets       types.Object `tfsdk:"secrets"`
 	EncryptionKey types.Object `tfsdk:"encryption_key"`
 	JSON          types.String `tfsdk:"json"`
-}
-
-// Metadata implements datasource.DataSource.
-func (d *DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_admin_context"
-}
-
-// Configure implements datasource.DataSourceWithConfigure.
-func (d *DataSource) Configure(_ context.Context, req datasource.ConfigureRequest, _ *datasource.ConfigureResponse) {
-	d.servers = servers.Of(req.ProviderData)
 }
 
 // Schema implements datasource.DataSource.
@@ -133,7 +122,7 @@ func (d *DataSource) document(m model) (string, error) {
 	if found["cluster_id"] == "" {
 		found["cluster_id"] = name
 	}
-	addresses, ok := d.servers.Addresses()
+	addresses, ok := d.Servers.Addresses()
 	if !m.Servers.IsNull() {
 		addresses, ok = texts(m.Servers), true
 	}
@@ -144,7 +133,7 @@ func (d *DataSource) document(m model) (string, error) {
 	if _, err := tunnel.Parse(found["via"]); err != nil {
 		return "", err
 	}
-	settings := d.servers.Bucket().Settings()
+	settings := d.Servers.Bucket().Settings()
 	switch storage := settings.Storage; {
 	case !m.Storage.IsNull():
 		add(found, "storage", m.Storage, "provider", "bucket", "prefix", "region", "endpoint", "path_style")

@@ -24,15 +24,14 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // DataSource implements the data source nstance_cluster.
-type DataSource struct{ bucket *bucket.Connection }
+type DataSource struct{ base.DataSource }
 
 // New returns the data source, not yet configured.
-func New() datasource.DataSource { return &DataSource{} }
-
-var _ datasource.DataSourceWithConfigure = (*DataSource)(nil)
+func New() datasource.DataSource { return &DataSource{base.DataSource{Name: "cluster"}} }
 
 type model struct {
 	ID               types.String `tfsdk:"id"`
@@ -40,16 +39,6 @@ type model struct {
 	CAFingerprint    types.String `tfsdk:"ca_fingerprint"`
 	CANotAfter       types.String `tfsdk:"ca_not_after"`
 	CAKeyID          types.String `tfsdk:"ca_key_id"`
-}
-
-// Metadata implements datasource.DataSource.
-func (d *DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_cluster"
-}
-
-// Configure implements datasource.DataSourceWithConfigure.
-func (d *DataSource) Configure(_ context.Context, req datasource.ConfigureRequest, _ *datasource.ConfigureResponse) {
-	d.bucket = bucket.Of(req.ProviderData)
 }
 
 // Schema implements datasource.DataSource.
@@ -89,7 +78,7 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 				"storage: with another bucket or prefix the cluster may be found."
 		}
 		resp.Diagnostics.Append(diagnostic.Failure{What: "Cannot read cluster " + m.ID.ValueString(),
-			Where: d.bucket.Place(keys.ClusterCA()), Why: err, Do: do}.Error())
+			Where: d.Bucket.Place(keys.ClusterCA()), Why: err, Do: do}.Error())
 		return
 	}
 	ca := bundle[0]
@@ -101,11 +90,11 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 }
 
 func (d *DataSource) bundle(ctx context.Context, cluster string) ([]*x509.Certificate, error) {
-	ring, err := d.bucket.Ring(ctx)
+	ring, err := d.Bucket.Ring(ctx)
 	if err != nil || ring.Current.IsZero() {
 		ring = keyring.Ring{} // the key is optional here
 	}
-	state, err := d.bucket.Cluster(ctx, cluster, ring)
+	state, err := d.Bucket.Cluster(ctx, cluster, ring)
 	if err != nil {
 		return nil, err
 	}

@@ -27,15 +27,14 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // DataSource implements the data source nstance_shard_status.
-type DataSource struct{ bucket *bucket.Connection }
+type DataSource struct{ base.DataSource }
 
 // New returns the data source, not yet configured.
-func New() datasource.DataSource { return &DataSource{} }
-
-var _ datasource.DataSourceWithConfigure = (*DataSource)(nil)
+func New() datasource.DataSource { return &DataSource{base.DataSource{Name: "shard_status"}} }
 
 type (
 	model struct {
@@ -66,16 +65,6 @@ type (
 		Deleting   types.Int64  `tfsdk:"deleting"`
 	}
 )
-
-// Metadata implements datasource.DataSource.
-func (d *DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_shard_status"
-}
-
-// Configure implements datasource.DataSourceWithConfigure.
-func (d *DataSource) Configure(_ context.Context, req datasource.ConfigureRequest, _ *datasource.ConfigureResponse) {
-	d.bucket = bucket.Of(req.ProviderData)
-}
 
 // Schema implements datasource.DataSource.
 func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
@@ -144,10 +133,10 @@ func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp 
 	if resp.Diagnostics.Append(req.Config.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
 	}
-	if err := m.readStatus(ctx, d.bucket); err != nil {
+	if err := m.readStatus(ctx, d.Bucket); err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  "Cannot read the status of shard " + m.Shard.ValueString(),
-			Where: d.bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),
+			Where: d.Bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),
 		}.Error())
 		return
 	}

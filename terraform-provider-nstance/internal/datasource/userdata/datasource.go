@@ -23,15 +23,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // DataSource implements the data source nstance_userdata.
-type DataSource struct{}
+type DataSource struct{ base.DataSource }
 
 // New returns the data source.
-func New() datasource.DataSource { return DataSource{} }
+func New() datasource.DataSource { return &DataSource{base.DataSource{Name: "userdata"}} }
 
-var _ datasource.DataSourceWithValidateConfig = DataSource{}
+var _ datasource.DataSourceWithValidateConfig = (*DataSource)(nil)
 
 const (
 	roleServer = "server"
@@ -67,13 +68,8 @@ type (
 	}
 )
 
-// Metadata implements datasource.DataSource.
-func (DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_userdata"
-}
-
 // Schema implements datasource.DataSource.
-func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
+func (*DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
 	optional := func(doc string) schema.StringAttribute {
 		return schema.StringAttribute{MarkdownDescription: doc, Optional: true}
 	}
@@ -145,7 +141,7 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 }
 
 // ValidateConfig implements datasource.DataSourceWithValidateConfig.
-func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateConfigRequest,
+func (*DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateConfigRequest,
 	resp *datasource.ValidateConfigResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
@@ -157,7 +153,7 @@ func (DataSource) ValidateConfig(ctx context.Context, req datasource.ValidateCon
 }
 
 // Read implements datasource.DataSource.
-func (DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
+func (*DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
 	var m model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() {

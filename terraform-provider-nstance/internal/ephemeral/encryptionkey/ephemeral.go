@@ -12,18 +12,14 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/path"
 
 	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // Resource implements the ephemeral resource nstance_encryption_key.
-type Resource struct{}
+type Resource struct{ base.Ephemeral }
 
 // New returns the resource.
-func New() ephemeral.EphemeralResource { return &Resource{} }
-
-// Metadata implements ephemeral.EphemeralResource.
-func (*Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_encryption_key"
-}
+func New() ephemeral.EphemeralResource { return &Resource{base.Ephemeral{Name: "encryption_key"}} }
 
 // Schema implements ephemeral.EphemeralResource.
 func (*Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {

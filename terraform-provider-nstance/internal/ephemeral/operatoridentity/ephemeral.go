@@ -35,6 +35,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 const (
@@ -47,14 +48,13 @@ const (
 )
 
 // Resource implements the ephemeral resource nstance_operator_identity.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Ephemeral }
 
 // New returns the resource, not yet configured.
-func New() ephemeral.EphemeralResource { return &Resource{} }
+func New() ephemeral.EphemeralResource { return &Resource{base.Ephemeral{Name: "operator_identity"}} }
 
 var (
-	_ ephemeral.EphemeralResourceWithConfigure = (*Resource)(nil)
-	_ ephemeral.EphemeralResourceWithClose     = (*Resource)(nil)
+	_ ephemeral.EphemeralResourceWithClose = (*Resource)(nil)
 )
 
 type (
@@ -74,16 +74,6 @@ type (
 		ID              ident.ID
 	}
 )
-
-// Metadata implements ephemeral.EphemeralResource.
-func (r *Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_operator_identity"
-}
-
-// Configure implements ephemeral.EphemeralResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
-}
 
 // Schema implements ephemeral.EphemeralResource.
 func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ephemeral.SchemaResponse) {
@@ -129,7 +119,7 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 		return
 	}
 	made, err := r.register(ctx, &m)
-	where := r.bucket.Place(keys.OperatorPrefix())
+	where := r.Bucket.Place(keys.OperatorPrefix())
 	switch {
 	case errors.Is(err, secretstore.ErrNotFound):
 		resp.Diagnostics.Append(diagnostic.Failure{
@@ -175,11 +165,11 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 			return fail(fmt.Errorf("ttl: %w", err))
 		}
 	}
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return fail(err)
 	}
-	state, err := r.bucket.Cluster(ctx, made.Cluster, ring)
+	state, err := r.Bucket.Cluster(ctx, made.Cluster, ring)
 	if err != nil {
 		return fail(err)
 	}
@@ -221,7 +211,7 @@ func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *
 	if err != nil {
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  "Operator " + made.ID.String() + " of this run is not removed",
-			Where: r.bucket.Place(keys.OperatorPrefix()), Why: err,
+			Where: r.Bucket.Place(keys.OperatorPrefix()), Why: err,
 			Do: "Nothing is to do: its key ended with this run, and the next run removes the record when the " +
 				"certificate has expired.",
 		}.Warning())
@@ -252,11 +242,11 @@ func parseNote(note []byte) (registered, error) {
 }
 
 func (r *Resource) remove(ctx context.Context, made registered) error {
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return err
 	}
-	state, err := r.bucket.Cluster(ctx, made.Cluster, ring)
+	state, err := r.Bucket.Cluster(ctx, made.Cluster, ring)
 	if err != nil {
 		return err
 	}

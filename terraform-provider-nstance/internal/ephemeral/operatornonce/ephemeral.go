@@ -24,15 +24,14 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // Resource implements the ephemeral resource nstance_operator_nonce.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Ephemeral }
 
 // New returns the resource, not yet configured.
-func New() ephemeral.EphemeralResource { return &Resource{} }
-
-var _ ephemeral.EphemeralResourceWithConfigure = (*Resource)(nil)
+func New() ephemeral.EphemeralResource { return &Resource{base.Ephemeral{Name: "operator_nonce"}} }
 
 type model struct {
 	ClusterID  types.String `tfsdk:"cluster_id"`
@@ -42,16 +41,6 @@ type model struct {
 	Nonce      types.String `tfsdk:"nonce"`
 	OperatorID types.String `tfsdk:"operator_id"`
 	ExpiresAt  types.String `tfsdk:"expires_at"`
-}
-
-// Metadata implements ephemeral.EphemeralResource.
-func (r *Resource) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_operator_nonce"
-}
-
-// Configure implements ephemeral.EphemeralResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
 }
 
 // Schema implements ephemeral.EphemeralResource.
@@ -113,7 +102,7 @@ func (r *Resource) Open(ctx context.Context, req ephemeral.OpenRequest, resp *ep
 		return
 	}
 	nonce, claims, err := r.mint(ctx, m)
-	where := r.bucket.Place(keys.ClusterSecret(secretstore.NonceKey))
+	where := r.Bucket.Place(keys.ClusterSecret(secretstore.NonceKey))
 	switch {
 	case errors.Is(err, secretstore.ErrNotFound):
 		resp.Diagnostics.Append(diagnostic.Failure{
@@ -157,11 +146,11 @@ func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authorit
 			return fail(fmt.Errorf("expiry: %w", err))
 		}
 	}
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return fail(err)
 	}
-	state, err := r.bucket.Cluster(ctx, spec.Cluster, ring)
+	state, err := r.Bucket.Cluster(ctx, spec.Cluster, ring)
 	if err != nil {
 		return fail(err)
 	}

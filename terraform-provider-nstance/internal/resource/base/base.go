@@ -1,5 +1,5 @@
-// Package base has what all resources of the provider share: how they are named and configured, and how they read the
-// states that earlier versions of the provider wrote.
+// Package base has what all resources and data sources of the provider share: how they are named and configured, and
+// how resources read the states that earlier versions of the provider wrote.
 //
 // If a change of a schema makes earlier states invalid, raise [Version]. Also add a conversion of the state to the
 // upgraders of all earlier versions. For a new optional attribute, do neither.
@@ -8,6 +8,8 @@ package base
 import (
 	"context"
 
+	"github.com/hashicorp/terraform-plugin-framework/datasource"
+	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
@@ -34,6 +36,39 @@ func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, res
 // Configure implements resource.ResourceWithConfigure.
 func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
 	r.Bucket, r.Servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
+}
+
+// DataSource implements a part of the interfaces of a data source, which embeds it.
+type DataSource struct {
+	Name    string // without the provider's name
+	Bucket  *bucket.Connection
+	Servers *servers.Connection
+}
+
+// Metadata implements datasource.DataSource.
+func (d *DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_" + d.Name
+}
+
+// Configure implements datasource.DataSourceWithConfigure.
+func (d *DataSource) Configure(_ context.Context, req datasource.ConfigureRequest, _ *datasource.ConfigureResponse) {
+	d.Bucket, d.Servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
+}
+
+// Ephemeral implements a part of the interfaces of an ephemeral resource, which embeds it.
+type Ephemeral struct {
+	Name   string // without the provider's name
+	Bucket *bucket.Connection
+}
+
+// Metadata implements ephemeral.EphemeralResource.
+func (e *Ephemeral) Metadata(_ context.Context, req ephemeral.MetadataRequest, resp *ephemeral.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_" + e.Name
+}
+
+// Configure implements ephemeral.EphemeralResourceWithConfigure.
+func (e *Ephemeral) Configure(_ context.Context, req ephemeral.ConfigureRequest, _ *ephemeral.ConfigureResponse) {
+	e.Bucket = bucket.Of(req.ProviderData)
 }
 
 // UpgradeState implements resource.ResourceWithUpgradeState. The upgraders work for every resource.

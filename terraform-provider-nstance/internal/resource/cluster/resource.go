@@ -42,10 +42,17 @@ import (
 )
 
 // Resource implements the Terraform resource nstance_cluster.
-type Resource struct{ base.Resource }
+type Resource struct {
+	base.Resource
+	base.Importer
+}
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{base.Resource{Name: "cluster"}} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "cluster"}, importer} }
+
+var importer = base.Importer{Example: "example", Parts: []base.Part{
+	{Attribute: "id", Name: "cluster", Check: ident.ValidateClusterName},
+}}
 
 var (
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
@@ -365,19 +372,6 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
-}
-
-// ImportState implements resource.ResourceWithImportState. The import ID is the name of the cluster.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
-	resp *resource.ImportStateResponse) {
-	if err := ident.ValidateClusterName(req.ID); err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by the name of the cluster: terraform import <address of the nstance_cluster> example",
-		}.Error())
-		return
-	}
-	resource.ImportStatePassthroughID(ctx, path.Root("id"), req, resp)
 }
 
 // model holds the attributes of the resource nstance_cluster.

@@ -13,7 +13,7 @@ func TestParseKeyErrors(t *testing.T) {
 		"/default/workers": "shard: name is empty", "dev-1//workers": "tenant: name is empty",
 		"dev-1/default/": "group: name is empty", "dev-1/default/W": "group: name",
 	} {
-		if k, err := parseKey(text); err == nil || k != (key{}) || !strings.Contains(err.Error(), want) {
+		if k, err := importer.Parse(text); err == nil || k != nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, %v, want %q", text, k, err, want)
 		}
 	}
@@ -25,10 +25,14 @@ func FuzzParseKey(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		k, err := parseKey(text)
+		parts, err := importer.Parse(text)
+		var k key
+		if err == nil {
+			k = key{parts[0], parts[1], parts[2]}
+		}
 		switch {
-		case err != nil && k != (key{}):
-			t.Errorf("%q: %v beside %v", text, k, err)
+		case err != nil && parts != nil:
+			t.Errorf("%q: %v beside %v", text, parts, err)
 		case err == nil && (k.String() != text || ident.ValidateName(k.shard) != nil ||
 			ident.ValidateTenantName(k.tenant) != nil || ident.ValidateName(k.name) != nil):
 			t.Errorf("%q is %v", text, k)

@@ -44,10 +44,19 @@ const (
 )
 
 // Resource implements the Terraform resource nstance_group.
-type Resource struct{ base.Resource }
+type Resource struct {
+	base.Resource
+	base.Importer
+}
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{base.Resource{Name: "group"}} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "group"}, importer} }
+
+var importer = base.Importer{Example: "dev-1/default/workers", Parts: []base.Part{
+	{Attribute: "shard", Name: "shard", Check: ident.ValidateName},
+	{Attribute: "tenant", Name: "tenant", Check: ident.ValidateTenantName},
+	{Attribute: "name", Name: "group", Check: ident.ValidateName},
+}}
 
 var (
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
@@ -59,25 +68,6 @@ var (
 type key struct{ shard, tenant, name string }
 
 func (k key) String() string { return k.shard + "/" + k.tenant + "/" + k.name }
-
-// parseKey parses the output of [key.String]. It returns an error that names the part that is not valid.
-func parseKey(text string) (key, error) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return key{}, fmt.Errorf("want shard/tenant/group, have %q", text)
-	}
-	k := key{parts[0], parts[1], parts[2]}
-	if err := ident.ValidateName(k.shard); err != nil {
-		return key{}, fmt.Errorf("shard: %w", err)
-	}
-	if err := ident.ValidateTenantName(k.tenant); err != nil {
-		return key{}, fmt.Errorf("tenant: %w", err)
-	}
-	if err := ident.ValidateName(k.name); err != nil {
-		return key{}, fmt.Errorf("group: %w", err)
-	}
-	return k, nil
-}
 
 func keyOf(attributes map[string]tftypes.Value) key {
 	return key{document.TextOf(attributes["shard"]), document.TextOf(attributes["tenant"]),
@@ -345,23 +335,6 @@ func (r *Resource) withoutServer(ctx context.Context, k key, err error) diag.Dia
 			"removed block with destroy = false, or run terraform state rm <address of the nstance_group>. Then " +
 			"destroy the nstance_shard, with force_destroy = true: it removes the group too.",
 	}.Error()
-}
-
-// ImportState implements resource.ResourceWithImportState. The import ID is shard/tenant/name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
-	resp *resource.ImportStateResponse) {
-	k, err := parseKey(req.ID)
-	if err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> " +
-				"dev-1/default/workers",
-		}.Error())
-		return
-	}
-	for attribute, value := range map[string]string{"shard": k.shard, "tenant": k.tenant, "name": k.name} {
-		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
-	}
 }
 
 // same reports whether two specs have the same canonical form.

@@ -17,19 +17,11 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/poll"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // getter reads an attribute of a plan or state.
 type getter func(ctx context.Context, at path.Path, target any) diag.Diagnostics
-
-func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Context, time.Duration) (time.Duration,
-	diag.Diagnostics), fallback time.Duration) (time.Duration, diag.Diagnostics) {
-	var value timeouts.Value
-	if diags := get(ctx, path.Root("timeouts"), &value); diags.HasError() {
-		return 0, diags
-	}
-	return of(value, ctx, fallback)
-}
 
 // wait polls until the group has all its instances, and they are healthy and up to date. If `wait_for_instances` is not
 // set, wait returns nil immediately.
@@ -42,7 +34,7 @@ func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts
 	if !wanted.ValueBool() {
 		return nil
 	}
-	patience, diags := limit(ctx, get, of, defaultWait)
+	patience, diags := base.Timeout(ctx, get, of, defaultWait)
 	if diags.HasError() {
 		return diags[0]
 	}
@@ -125,7 +117,7 @@ func (f fleet) String() string {
 // awaitGone waits until the server no longer has a deleted group. The server removes the group when the group's last
 // instance is deleted.
 func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagnostic {
-	patience, diags := limit(ctx, get, timeouts.Value.Delete, defaultDelete)
+	patience, diags := base.Timeout(ctx, get, timeouts.Value.Delete, defaultDelete)
 	if diags.HasError() {
 		return diags[0]
 	}

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,19 +10,19 @@ import (
 
 func TestParseImportErrors(t *testing.T) {
 	const id = "opr06bgm7733st2576nx5jht4ecjw"
-	if cluster, tenant, got, err := parseImport("example/default/" + id); err != nil || cluster != "example" ||
-		tenant != "default" || got.String() != id {
-		t.Errorf("%q, %q, %s, %v", cluster, tenant, got, err)
+	if parts, err := importer.Parse("example/default/" + id); err != nil ||
+		!slices.Equal(parts, []string{"example", "default", id}) {
+		t.Errorf("%q, %v", parts, err)
 	}
 	for text, want := range map[string]string{
 		"": "want cluster/tenant/operator-id", "example/default": "want cluster/tenant/operator-id", "a/b/" + id +
 			"/c": "want cluster/tenant/operator-id",
 		"/default/" + id: "cluster: name is empty", "example//" + id: "tenant: name is empty",
-		"example/default/":             "operator ID: ",
+		"example/default/":             "operator-id: ",
 		"example/default/wrk" + id[3:]: "of kind wrk, want opr", "example/default/" +
-			strings.ToUpper(id): "operator ID: ",
+			strings.ToUpper(id): "operator-id: ",
 	} {
-		if _, _, _, err := parseImport(text); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := importer.Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
@@ -34,16 +35,17 @@ func FuzzParseImport(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		cluster, tenant, id, err := parseImport(text)
+		parts, err := importer.Parse(text)
 		if err != nil {
-			if cluster+tenant != "" || !id.IsZero() {
-				t.Errorf("%q: %q, %q, %s beside %v", text, cluster, tenant, id, err)
+			if parts != nil {
+				t.Errorf("%q: %q beside %v", text, parts, err)
 			}
 			return
 		}
-		if cluster+"/"+tenant+"/"+id.String() != text || ident.ValidateClusterName(cluster) != nil ||
-			ident.ValidateTenantName(tenant) != nil || id.Prefix() != ident.OperatorPrefix {
-			t.Errorf("%q is %q, %q, %s", text, cluster, tenant, id)
+		id, err := ident.ParseID(parts[2])
+		if strings.Join(parts, "/") != text || ident.ValidateClusterName(parts[0]) != nil ||
+			ident.ValidateTenantName(parts[1]) != nil || err != nil || id.Prefix() != ident.OperatorPrefix {
+			t.Errorf("%q is %q, %v", text, parts, err)
 		}
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
@@ -43,10 +42,27 @@ const writer = "terraform-operator"
 var errRenewBefore = errors.New("renew_before is not shorter than ttl")
 
 // Resource implements the Terraform resource nstance_operator.
-type Resource struct{ base.Resource }
+type Resource struct {
+	base.Resource
+	base.Importer
+}
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{base.Resource{Name: "operator"}} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "operator"}, importer} }
+
+var importer = base.Importer{Example: "example/default/opr06bgm7733st2576nx5jht4ecjw", Parts: []base.Part{
+	{Attribute: "cluster_id", Name: "cluster", Check: ident.ValidateClusterName},
+	{Attribute: "tenant", Name: "tenant", Check: ident.ValidateTenantName},
+	{Attribute: "id", Name: "operator-id", Check: checkID},
+}}
+
+func checkID(text string) error {
+	id, err := ident.ParseID(text)
+	if err == nil && id.Prefix() != ident.OperatorPrefix {
+		err = fmt.Errorf("%s is of kind %s, want %s", id, id.Prefix(), ident.OperatorPrefix)
+	}
+	return err
+}
 
 var (
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
@@ -272,47 +288,6 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	case err != nil:
 		resp.Diagnostics.Append(r.failure("Cannot remove operator "+m.ID.ValueString(), key, err))
 	}
-}
-
-// ImportState implements resource.ResourceWithImportState. The import ID is cluster/tenant/id.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
-	resp *resource.ImportStateResponse) {
-	cluster, tenant, id, err := parseImport(req.ID)
-	if err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by cluster, tenant and ID: terraform import <address of the nstance_operator> " +
-				"example/default/opr06bgm7733st2576nx5jht4ecjw",
-		}.Error())
-		return
-	}
-	for attribute, value := range map[string]string{"cluster_id": cluster, "tenant": tenant, "id": id.String()} {
-		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
-	}
-}
-
-// parseImport parses an import ID, cluster/tenant/operator-id. It returns an error that names the part that is not
-// valid.
-func parseImport(text string) (cluster, tenant string, id ident.ID, err error) {
-	fail := func(err error) (string, string, ident.ID, error) { return "", "", ident.ID{}, err }
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return fail(fmt.Errorf("want cluster/tenant/operator-id, have %q", text))
-	}
-	if err := ident.ValidateClusterName(parts[0]); err != nil {
-		return fail(fmt.Errorf("cluster: %w", err))
-	}
-	if err := ident.ValidateTenantName(parts[1]); err != nil {
-		return fail(fmt.Errorf("tenant: %w", err))
-	}
-	id, err = ident.ParseID(parts[2])
-	switch {
-	case err != nil:
-		return fail(fmt.Errorf("operator ID: %w", err))
-	case id.Prefix() != ident.OperatorPrefix:
-		return fail(fmt.Errorf("operator ID: %s is of kind %s, want %s", id, id.Prefix(), ident.OperatorPrefix))
-	}
-	return parts[0], parts[1], id, nil
 }
 
 type model struct {

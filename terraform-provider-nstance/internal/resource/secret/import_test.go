@@ -11,10 +11,10 @@ import (
 func TestParseImportErrors(t *testing.T) {
 	for id, want := range map[string]string{
 		"": "want cluster/name", "example": "want cluster/name", "/a": "cluster: name is empty",
-		"example/": "name: secret name", "example/a/b": "name: secret name",
-		"Example/a": "cluster: name", "example/ca.key": "the cluster's own", "example/../x": "name: secret name",
+		"example/": "name: secret name", "example/a/b": "want cluster/name",
+		"Example/a": "cluster: name", "example/ca.key": "the cluster's own", "example/../x": "want cluster/name",
 	} {
-		if _, _, err := parseImport(id); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := importer.Parse(id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", id, err, want)
 		}
 	}
@@ -26,13 +26,13 @@ func FuzzParseImport(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, id string) {
-		cluster, name, err := parseImport(id)
+		parts, err := importer.Parse(id)
 		switch {
-		case err != nil && cluster+name != "":
-			t.Errorf("%q: %q, %q beside %v", id, cluster, name, err)
-		case err == nil && (cluster+"/"+name != id || ident.ValidateClusterName(cluster) != nil ||
-			config.ValidateSecretSource(name) != nil):
-			t.Errorf("%q is %q, %q", id, cluster, name)
+		case err != nil && parts != nil:
+			t.Errorf("%q: %q beside %v", id, parts, err)
+		case err == nil && (strings.Join(parts, "/") != id || ident.ValidateClusterName(parts[0]) != nil ||
+			config.ValidateSecretSource(parts[1]) != nil):
+			t.Errorf("%q is %q", id, parts)
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
@@ -31,10 +30,18 @@ import (
 )
 
 // Resource implements the Terraform resource nstance_secret.
-type Resource struct{ base.Resource }
+type Resource struct {
+	base.Resource
+	base.Importer
+}
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{base.Resource{Name: "secret"}} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "secret"}, importer} }
+
+var importer = base.Importer{Example: "example/db-password", Parts: []base.Part{
+	{Attribute: "cluster_id", Name: "cluster", Check: ident.ValidateClusterName},
+	{Attribute: "name", Name: "name", Check: config.ValidateSecretSource},
+}}
 
 var (
 	_ resource.ResourceWithModifyPlan  = (*Resource)(nil)
@@ -246,34 +253,4 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot delete secret "+name, name, err))
 	}
-}
-
-// ImportState implements resource.ResourceWithImportState. The import ID is cluster/name.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
-	resp *resource.ImportStateResponse) {
-	cluster, name, err := parseImport(req.ID)
-	if err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by cluster and name: terraform import <address of the nstance_secret> example/db-password",
-		}.Error())
-		return
-	}
-	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("cluster_id"), cluster)...)
-	resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root("name"), name)...)
-}
-
-// parseImport parses an import ID, cluster/name. It returns an error that names the part that is not valid.
-func parseImport(id string) (cluster, name string, err error) {
-	cluster, name, ok := strings.Cut(id, "/")
-	if !ok {
-		return "", "", fmt.Errorf("want cluster/name, have %q", id)
-	}
-	if err := ident.ValidateClusterName(cluster); err != nil {
-		return "", "", fmt.Errorf("cluster: %w", err)
-	}
-	if err := config.ValidateSecretSource(name); err != nil {
-		return "", "", fmt.Errorf("name: %w", err)
-	}
-	return cluster, name, nil
 }

@@ -23,6 +23,7 @@ import (
 	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/poll"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // parallel is the maximum number of objects that are read or deleted at the same time.
@@ -34,7 +35,7 @@ const parallel = 32
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
 	attributes := docs.Attributes(req.State.Raw)
 	name := docs.TextOf(attributes["shard"])
-	limit, diags := timeout(ctx, req.State.GetAttribute, timeouts.Value.Delete, defaultDelete)
+	limit, diags := base.Timeout(ctx, req.State.GetAttribute, timeouts.Value.Delete, defaultDelete)
 	resp.Diagnostics.Append(diags...)
 	if diags.HasError() {
 		return

@@ -19,7 +19,7 @@ func TestRemoveChecksAgain(t *testing.T) {
 	const name = "dev-1"
 	ctx := t.Context()
 	at := objstore.Location{Provider: "file", Bucket: t.TempDir()}
-	r := &Resource{base.Resource{Bucket: bucket.New(bucket.Settings{Storage: &at})}}
+	r := &Resource{Resource: base.Resource{Bucket: bucket.New(bucket.Settings{Storage: &at})}}
 	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -44,10 +44,17 @@ const (
 )
 
 // Resource implements the Terraform resource nstance_shard.
-type Resource struct{ base.Resource }
+type Resource struct {
+	base.Resource
+	base.Importer
+}
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{base.Resource{Name: "shard"}} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "shard"}, importer} }
+
+var importer = base.Importer{Example: "dev-1", Parts: []base.Part{
+	{Attribute: "shard", Name: "shard", Check: ident.ValidateName},
+}}
 
 var (
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
@@ -80,7 +87,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	values := computed(want, token)
 	values["rolling_groups"] = rollingGroups(nil)
 	resp.State.Raw = docs.Replaced(req.Plan.Raw, values)
-	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Create, defaultCreate)
+	limit, diags := base.Timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Create, defaultCreate)
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
 	}
@@ -124,7 +131,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	values := computed(want, token)
 	values["rolling_groups"] = rolling(before, want, state)
 	resp.State.Raw = docs.Replaced(req.Plan.Raw, values)
-	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Update, defaultUpdate)
+	limit, diags := base.Timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Update, defaultUpdate)
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
 	}
@@ -305,32 +312,6 @@ func treeOf(body []byte) (tree any) {
 		_ = json.Unmarshal(body, &tree) // the body is the result of config.Encode
 	}
 	return tree
-}
-
-// ImportState implements resource.ResourceWithImportState. The import ID is the name of the shard.
-func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
-	resp *resource.ImportStateResponse) {
-	if err := ident.ValidateName(req.ID); err != nil {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: "Cannot import " + req.ID, Why: err,
-			Do: "Import by the name of the shard: terraform import <address of the nstance_shard> dev-1",
-		}.Error())
-		return
-	}
-	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
-}
-
-// timeout returns one time limit of the attribute `timeouts`. The parameter "of" is the method that reads this limit.
-// If the limit is not set, timeout returns fallback.
-func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
-	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
-	fallback time.Duration) (time.Duration, diag.Diagnostics) {
-	var value timeouts.Value
-	diags := get(ctx, path.Root("timeouts"), &value)
-	if diags.HasError() {
-		return 0, diags
-	}
-	return of(value, ctx, fallback)
 }
 
 // Schema implements resource.Resource.

@@ -57,24 +57,11 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
-	what := "ask for the health in load balancer " + lb
-	arns, ok := p.targetGroups(lb)
-	if !ok {
-		return nil, refused(what, "the configuration has no such load balancer of provider aws")
-	}
 	members := map[string]infra.MemberHealth{}
-	err := each(arns, func(arn string) error {
-		out, err := call(ctx, what+" at "+arn, "DescribeTargetHealth", p.cfg.ELB.DescribeTargetHealth,
-			&elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
-		if err != nil {
-			return err
+	err := p.eachTarget(ctx, "ask for the health in load balancer "+lb, lb, func(id string, health *types.TargetHealth) {
+		if health != nil {
+			addTarget(members, id, health)
 		}
-		for _, d := range out.TargetHealthDescriptions {
-			if d.Target != nil && d.TargetHealth != nil {
-				addTarget(members, sdk.ToString(d.Target.Id), d.TargetHealth)
-			}
-		}
-		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -85,23 +72,31 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (m
 // IsMember implements infra.LoadBalancerMembership, with one call for each target group. AWS lists a removed target as
 // draining during its deregistration delay.
 func (p *Provider) IsMember(ctx context.Context, lb string, vm infra.VM) (is bool, err error) {
-	what := "ask whether load balancer " + lb + " has " + vm.ProviderID
+	err = p.eachTarget(ctx, "ask whether load balancer "+lb+" has "+vm.ProviderID, lb,
+		func(id string, _ *types.TargetHealth) { is = is || id == vm.ProviderID })
+	return is, err
+}
+
+// eachTarget calls f for each target of the target groups of a load balancer. The health may be nil.
+func (p *Provider) eachTarget(ctx context.Context, what, lb string, f func(id string,
+	health *types.TargetHealth)) error {
 	arns, ok := p.targetGroups(lb)
 	if !ok {
-		return false, refused(what, "the configuration has no such load balancer of provider aws")
+		return refused(what, "the configuration has no such load balancer of provider aws")
 	}
-	err = each(arns, func(arn string) error {
+	return each(arns, func(arn string) error {
 		out, err := call(ctx, what+" at "+arn, "DescribeTargetHealth", p.cfg.ELB.DescribeTargetHealth,
 			&elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
 		if err != nil {
 			return err
 		}
 		for _, d := range out.TargetHealthDescriptions {
-			is = is || d.Target != nil && sdk.ToString(d.Target.Id) == vm.ProviderID
+			if d.Target != nil {
+				f(sdk.ToString(d.Target.Id), d.TargetHealth)
+			}
 		}
 		return nil
 	})
-	return is, err
 }
 
 // addTarget merges the health of one target into members. It ignores an unhealthy target whose reason is an internal
@@ -131,11 +126,10 @@ func (p *Provider) DeregistrationDelay(ctx context.Context, lb string) (longest 
 		return 0, infra.Errorf(infra.NotFound, what, "the configuration has no such load balancer of provider aws")
 	}
 	err = each(arns, func(arn string) error {
-		ctx, tries := withAttempts(ctx)
-		out, err := p.cfg.ELB.DescribeTargetGroupAttributes(ctx,
-			&elbv2.DescribeTargetGroupAttributesInput{TargetGroupArn: &arn})
+		out, err := call(ctx, what+" at "+arn, "DescribeTargetGroupAttributes",
+			p.cfg.ELB.DescribeTargetGroupAttributes, &elbv2.DescribeTargetGroupAttributesInput{TargetGroupArn: &arn})
 		if err != nil {
-			return classify(what+" at "+arn, "DescribeTargetGroupAttributes", tries, err)
+			return err
 		}
 		delay := defaultDelay
 		for _, a := range out.Attributes {

@@ -7,10 +7,11 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
@@ -36,45 +37,26 @@ import (
 var classes = map[string]infra.Class{
 	// These codes mean that there is no room for an instance of this type in this subnet now. Another type or subnet
 	// may succeed. The same type may succeed later, when an account limit is raised or usage drops.
-	"InsufficientAddressCapacity":           infra.Capacity,
-	"InsufficientCapacity":                  infra.Capacity,
-	"InsufficientCapacityOnHost":            infra.Capacity,
-	"InsufficientCapacityOnOutpost":         infra.Capacity,
-	"InsufficientFreeAddressesInSubnet":     infra.Capacity,
-	"InsufficientHostCapacity":              infra.Capacity,
-	"InsufficientInstanceCapacity":          infra.Capacity,
-	"InsufficientReservedInstanceCapacity":  infra.Capacity,
-	"InsufficientReservedInstancesCapacity": infra.Capacity,
-	"InsufficientVolumeCapacity":            infra.Capacity,
-	"UnfulfillableCapacity":                 infra.Capacity,
-	"ReservationCapacityExceeded":           infra.Capacity,
-	"ReservationCapacityUnavailable":        infra.Capacity,
-	"HostLimitExceeded":                     infra.Capacity,
-	"InstanceLimitExceeded":                 infra.Capacity,
-	"MaxIOPSLimitExceeded":                  infra.Capacity,
-	"MaxSpotInstanceCountExceeded":          infra.Capacity,
-	"NetworkInterfaceLimitExceeded":         infra.Capacity,
-	"PrivateIpAddressLimitExceeded":         infra.Capacity,
-	"SpotMaxPriceTooLow":                    infra.Capacity,
-	"VcpuLimitExceeded":                     infra.Capacity,
-	"VolumeLimitExceeded":                   infra.Capacity,
-	"VolumeTypeNotAvailableInZone":          infra.Capacity,
-	"Unsupported":                           infra.Capacity, // from RunInstances: this type is not offered in this zone
-	"TooManyTargets":                        infra.Capacity,
-	"TooManyRegistrationsForTargetId":       infra.Capacity,
+	"UnfulfillableCapacity":           infra.Capacity,
+	"ReservationCapacityExceeded":     infra.Capacity,
+	"ReservationCapacityUnavailable":  infra.Capacity,
+	"HostLimitExceeded":               infra.Capacity,
+	"InstanceLimitExceeded":           infra.Capacity,
+	"MaxIOPSLimitExceeded":            infra.Capacity,
+	"MaxSpotInstanceCountExceeded":    infra.Capacity,
+	"NetworkInterfaceLimitExceeded":   infra.Capacity,
+	"PrivateIpAddressLimitExceeded":   infra.Capacity,
+	"SpotMaxPriceTooLow":              infra.Capacity,
+	"VcpuLimitExceeded":               infra.Capacity,
+	"VolumeLimitExceeded":             infra.Capacity,
+	"VolumeTypeNotAvailableInZone":    infra.Capacity,
+	"Unsupported":                     infra.Capacity, // from RunInstances: this type is not offered in this zone
+	"TooManyTargets":                  infra.Capacity,
+	"TooManyRegistrationsForTargetId": infra.Capacity,
 
-	// These codes mean that there were too many calls. The same call can succeed later.
-	"EC2ThrottledException":    infra.Throttled,
-	"PriorRequestNotComplete":  infra.Throttled,
-	"RequestLimitExceeded":     infra.Throttled,
-	"RequestThrottled":         infra.Throttled,
-	"ResourceLimitExceeded":    infra.Throttled,
-	"SlowDown":                 infra.Throttled,
-	"Throttling":               infra.Throttled,
-	"ThrottlingException":      infra.Throttled,
-	"ThrottledException":       infra.Throttled,
-	"TooManyRequestsException": infra.Throttled,
-	"BandwidthLimitExceeded":   infra.Throttled,
+	// This code means that there were too many calls, as do those in retry.DefaultThrottleErrorCodes. The same call can
+	// succeed later.
+	"ResourceLimitExceeded": infra.Throttled,
 
 	// These codes mean that the caller lacks credentials or permissions.
 	"AccessDenied":                infra.Denied,
@@ -95,12 +77,10 @@ var classes = map[string]infra.Class{
 	"SignatureDoesNotMatch":       infra.Denied,
 	"UnauthorizedOperation":       infra.Denied,
 	"UnrecognizedClientException": infra.Denied,
-	"ValidationError":             infra.Invalid,
 
-	// These codes mean that the client token was already used, or that it is malformed.
+	// These codes mean that the client token was already used.
 	"IdempotentInstanceTerminated": infra.Conflict,
 	"IdempotentParameterMismatch":  infra.Conflict,
-	"InvalidClientToken":           infra.Invalid,
 
 	// After these codes, it is unknown whether the call took effect. An answer without a code may come from a proxy.
 	"":                        infra.Indeterminate,
@@ -120,6 +100,9 @@ var classes = map[string]infra.Class{
 func classOf(code string, status int) infra.Class {
 	if class, ok := classes[code]; ok {
 		return class
+	}
+	if _, ok := retry.DefaultThrottleErrorCodes[code]; ok {
+		return infra.Throttled
 	}
 	family, _, _ := strings.Cut(code, ".")
 	switch class, ok := classes[family]; {
@@ -241,7 +224,7 @@ func classify(what, call string, tries *attempts, err error) error {
 	}
 	cause := plain(call, err)
 	class := classOf(cause.code, statusOf(err))
-	sent, turned, ambiguous := tries.result()
+	sent, turned := tries.sent.Load(), tries.turned.Load()
 	switch {
 	case sent == turned && (errors.Is(err, errHeldBack) || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
 		// Every attempt that was sent was throttled, so the call had no effect. The deadline passed during the wait for
@@ -250,7 +233,7 @@ func classify(what, call string, tries *attempts, err error) error {
 		return &infra.Error{Class: infra.Throttled, Op: what, Err: cause}
 	case cause.code == "" && sent == 0:
 		class = infra.Denied // nothing was sent: no credentials, or no endpoint. If ctx ended, infra.Wrap replaces it.
-	case ambiguous && class != infra.Conflict:
+	case tries.ambiguous.Load() && class != infra.Conflict:
 		class = infra.Indeterminate
 	}
 	return infra.Wrap(class, what, cause)
@@ -263,10 +246,9 @@ func refused(what, format string, args ...any) error {
 
 // attempts counts the outcomes of the attempts at one call. The SDK repeats calls, but returns only the last error.
 type attempts struct {
-	mu        sync.Mutex
-	sent      int
-	turned    int  // attempts that were throttled
-	ambiguous bool // an attempt failed but may have had an effect
+	sent      atomic.Int32
+	turned    atomic.Int32 // attempts that were throttled
+	ambiguous atomic.Bool  // an attempt failed but may have had an effect
 }
 
 type attemptsKey struct{}
@@ -277,44 +259,12 @@ func withAttempts(ctx context.Context) (context.Context, *attempts) {
 	return context.WithValue(ctx, attemptsKey{}, a), a
 }
 
+// attemptsOf returns the attempts that a context records. Without any, the result is not recorded.
 func attemptsOf(ctx context.Context) *attempts {
-	a, _ := ctx.Value(attemptsKey{}).(*attempts)
-	return a
-}
-
-// result returns how many attempts were sent, how many of those were throttled, and whether a failed attempt may have
-// had an effect.
-func (a *attempts) result() (sent, turned int, ambiguous bool) {
-	if a == nil {
-		return 0, 0, false
+	if a, ok := ctx.Value(attemptsKey{}).(*attempts); ok {
+		return a
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.sent, a.turned, a.ambiguous
-}
-
-func (a *attempts) send() {
-	if a != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.sent++
-	}
-}
-
-func (a *attempts) turnAway() {
-	if a != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.turned++
-	}
-}
-
-func (a *attempts) doubt() {
-	if a != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.ambiguous = true
-	}
+	return &attempts{}
 }
 
 // watch adds two middleware functions to a client's stack. The first runs inside the SDK's retry loop and records the
@@ -327,18 +277,17 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 				middleware.FinalizeOutput, middleware.Metadata, error,
 			) {
 				tries := attemptsOf(ctx)
-				before, _, _ := tries.result()
+				before := tries.sent.Load()
 				out, metadata, err := next.HandleFinalize(ctx, in)
 				if err == nil {
 					return out, metadata, nil
 				}
-				after, _, _ := tries.result()
 				switch class := classOf(codeOf(err), statusOf(err)); {
 				case class == infra.Throttled:
-					tries.turnAway()
+					tries.turned.Add(1)
 					throttled(awsmiddleware.GetOperationName(ctx))
-				case after > before && class == infra.Indeterminate:
-					tries.doubt()
+				case tries.sent.Load() > before && class == infra.Indeterminate:
+					tries.ambiguous.Store(true)
 				}
 				return out, metadata, err
 			})
@@ -349,7 +298,7 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 			func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (
 				middleware.DeserializeOutput, middleware.Metadata, error,
 			) {
-				attemptsOf(ctx).send()
+				attemptsOf(ctx).sent.Add(1)
 				return next.HandleDeserialize(ctx, in)
 			}), middleware.After)
 	}

@@ -270,7 +270,7 @@ func TestClassOfAnEndedCall(t *testing.T) {
 	late := context.DeadlineExceeded
 	limit := fmt.Errorf("%w: %w", errHeldBack, late)
 	for _, c := range []struct {
-		sent, turned int
+		sent, turned int32
 		err          error
 		want         infra.Class
 	}{
@@ -279,7 +279,10 @@ func TestClassOfAnEndedCall(t *testing.T) {
 		{1, 1, context.Canceled, infra.Indeterminate},
 		{1, 1, late, infra.Throttled}, {1, 1, limit, infra.Throttled}, {0, 0, limit, infra.Throttled},
 	} {
-		err := classify("create", "RunInstances", &attempts{sent: c.sent, turned: c.turned}, c.err)
+		tries := &attempts{}
+		tries.sent.Store(c.sent)
+		tries.turned.Store(c.turned)
+		err := classify("create", "RunInstances", tries, c.err)
 		if infra.ClassOf(err) != c.want {
 			t.Errorf("%d of %d attempts throttled, %v: class %q, want %q", c.turned, c.sent, c.err, infra.ClassOf(err),
 				c.want)
