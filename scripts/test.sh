@@ -104,7 +104,7 @@ step_demo() {
 
 # Building the tools of the rest is not part of the time of any other step.
 step_alltools() {
-	for name in terraform-provider-google terraform-provider-libvirt buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl capi-core kwok controller-gen helm kubeconform \
+	for name in terraform-provider-google terraform-provider-libvirt buf protoc-gen-go golangci-lint actionlint packer tflint tfplugindocs etcd fake-gcs-server kube-apiserver kubectl hpa capi-core kwok controller-gen helm kubeconform \
 		clusterctl air overmind promtool hugo protoc-gen-doc crd-ref-docs misspell minisign; do
 		scripts/tool.sh "$name"
 	done

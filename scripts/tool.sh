@@ -8,7 +8,7 @@
 #   scripts/tool.sh terraform-or-tofu  tofu on PATH, else terraform on PATH, else a built tofu
 #
 # The cache is in $NSTANCE_TOOLS_CACHE (default ~/.cache/nstance-tools), outside the clone. Its key is a hash of the tool's
-# go.mod and go.sum, so several versions can stay in it. Standard output has the path only.
+# files, go.mod and go.sum, so several versions can stay in it. Standard output has the path only.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -94,7 +94,7 @@ if [ ! -f "$tools/$module/go.mod" ]; then
 	exit 2
 fi
 
-key=$(cat "$tools/$module/go.mod" "$tools/$module/go.sum" | sha256 | cut -c1-16)
+key=$(find "$tools/$module" -type f | LC_ALL=C sort | xargs cat | sha256 | cut -c1-16)
 dir=$cache/$module-$key
 bin=$dir/$name
 

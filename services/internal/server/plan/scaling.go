@@ -27,10 +27,10 @@ type Reading struct {
 	// Total means that Values has the one value of the whole group, and Target is what of it one instance can do.
 	Total bool
 	// Values are those of instances that take part in the work: they are healthy and have settled. Missing counts such
-	// instances whose value is unknown. Unready counts the other instances of the group: they boot, or they became
-	// healthy so recently that the values of the others do not show it.
-	Values           []int64
-	Missing, Unready int
+	// instances whose value is unknown. Settling counts those that became healthy so recently that the values may not
+	// show it. Unready counts the other instances of the group, which boot.
+	Values                     []int64
+	Missing, Settling, Unready int
 	// Problem says why the metric cannot be read at all; "": it can.
 	Problem string
 }
@@ -109,7 +109,7 @@ func Scale(in ScalingInput) ScalingDecision {
 		}
 	}
 	// As in Kubernetes, a metric that is unknown does not hinder the others from asking for more instances.
-	if unknown := cmp.Or(d.Problem, waits); unknown != "" && (!known || d.Wanted <= in.Size) {
+	if unknown := cmp.Or(d.Problem, waits); unknown != "" && (!known || d.Wanted < in.Size) {
 		d.Wanted = in.Size
 		d.Size = min(max(in.Size, in.Least), max(in.Policy.Max, in.Least))
 		d.Why = unknown + ", so that the size stays (rule 76)"
@@ -136,7 +136,7 @@ func (r Reading) wanted(size int, tolerance float64) ScaledMetric {
 	switch {
 	case m.Problem != "":
 		return m
-	case r.Total: // as for an external metric with an AverageValue
+	case r.Total && ready > 0: // as for an external metric with an AverageValue
 		if size == 0 || !within(float64(m.Value)/(float64(r.Target)*float64(size)), tolerance) {
 			m.Wanted = int(math.Ceil(float64(m.Value) / float64(r.Target)))
 		}
@@ -150,17 +150,19 @@ func (r Reading) wanted(size int, tolerance float64) ScaledMetric {
 	}
 	ratio := float64(m.Value) / float64(r.Target)
 	withUnready := r.Unready > 0 && ratio > 1
-	if !withUnready && r.Missing == 0 {
+	missing := r.Missing + r.Settling // what they do is unknown, too
+	if !withUnready && missing == 0 {
 		if !within(ratio, tolerance) {
 			m.Wanted = int(math.Ceil(ratio * float64(ready)))
 		}
 		return m
 	}
 	values := slices.Clone(r.Values)
-	if ratio < 1 { // missing values count as the target when the group would shrink, and as nothing when it would grow
-		values = append(values, slices.Repeat([]int64{r.Target}, r.Missing)...)
-	} else {
-		values = append(values, make([]int64, r.Missing)...)
+	switch { // missing values count as the target when the group would shrink, and as nothing when it would grow
+	case ratio < 1:
+		values = append(values, slices.Repeat([]int64{r.Target}, missing)...)
+	case ratio > 1:
+		values = append(values, make([]int64, missing)...)
 	}
 	if withUnready {
 		values = append(values, make([]int64, r.Unready)...)
@@ -216,6 +218,9 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 		d.LimitedBy, d.Until = "down.stabilization", until
 	}
 	// A new leader does not know what was asked before.
+	if opens := in.Since.Add(up); size > in.Size && in.Now.Before(opens) {
+		size, d.LimitedBy, d.Until = in.Size, "up.stabilization", opens
+	}
 	if opens := in.Since.Add(down); size < in.Size && in.Now.Before(opens) {
 		size, d.LimitedBy, d.Until = in.Size, "down.stabilization", opens
 	}
@@ -281,7 +286,7 @@ func (d *ScalingDecision) limit(in *ScalingInput) string {
 	case "down.max_step":
 		return fmt.Sprintf("down.max_step permits %s at a time (rule 75)", in.Policy.Down.MaxStep)
 	case "up.stabilization":
-		return fmt.Sprintf("less was asked for within the last %s (rule 74)", in.Policy.Up.Stabilization)
+		return fmt.Sprintf("less may have been asked for within the last %s (rule 74)", in.Policy.Up.Stabilization)
 	}
 	return fmt.Sprintf("more may have been asked for within the last %s (rule 74)", in.Policy.Down.Stabilization)
 }

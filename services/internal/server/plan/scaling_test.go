@@ -1,9 +1,6 @@
 package plan
 
 import (
-	"fmt"
-	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +83,10 @@ func TestScale(t *testing.T) {
 			Values: []int64{0}}}, want: 0, why: "waiting is 0 in total, with a target of 30 for each, which asks for 0"},
 		{name: "rule 76: from zero without an answer", policy: none, metrics: []Reading{waits, {Name: "waiting",
 			Target: 30000, Total: true, Problem: "no answer"}}, want: 0, why: "no answer, so that the size stays"},
+		{name: "rule 73: an unknown value beside others at the target", size: 4, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(3, 50), Missing: 1}}, want: 4},
+		{name: "rule 73: an instance that settles is at the target for shrinking", size: 5, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(4, 44), Settling: 1}}, want: 5},
 		{name: "rule 74: the largest of the window", size: 8, metrics: []Reading{reading(same(8, 10))},
 			asked: []Asked{{now.Add(-time.Minute), 7}}, want: 7, limited: "down.stabilization"},
 		{name: "rule 74: out of the window", size: 8, metrics: []Reading{reading(same(8, 10))},
@@ -96,6 +97,9 @@ func TestScale(t *testing.T) {
 			limited: "up.stabilization"},
 		{name: "rule 74: a new leader shrinks nothing", size: 8, metrics: []Reading{reading(same(8, 10))},
 			since: time.Minute, want: 8, limited: "down.stabilization"},
+		{name: "rule 74: a new leader grows when the time up has passed", size: 8,
+			policy:  func(p *config.Scaling) { p.Up.Stabilization = config.Duration(2 * time.Minute) },
+			metrics: []Reading{reading(same(8, 100))}, since: time.Minute, want: 8, limited: "up.stabilization"},
 		{name: "rule 74: a new leader grows", size: 8, metrics: []Reading{reading(same(8, 100))}, since: time.Minute,
 			want: 16},
 		{name: "rule 75: steps up", size: 3, metrics: []Reading{reading(percents(100, 200, 300))}, want: 6,
@@ -131,140 +135,5 @@ func TestScale(t *testing.T) {
 					got.LimitedBy, got.Why, test.want, test.limited, test.why)
 			}
 		})
-	}
-}
-
-// scaled is a group whose load is spread over its healthy instances, and which is scaled by their average.
-type scaled struct {
-	policy  *config.Scaling
-	now     time.Time
-	since   time.Time
-	changed time.Time
-	size    int
-	boot    time.Duration
-	report  time.Duration
-	// healthyAt is when each instance becomes or became healthy.
-	healthyAt []time.Time
-	value     int64 // what the agents last reported
-	reported  time.Time
-	asked     []Asked
-	silent    bool // nobody reports
-}
-
-func (s *scaled) resize(size int) {
-	for len(s.healthyAt) < size {
-		s.healthyAt = append(s.healthyAt, s.now.Add(s.boot))
-	}
-	s.healthyAt, s.size, s.changed = s.healthyAt[:size], size, s.now
-}
-
-// tick lets ScalingEvery pass with a load: the sum of the percents of all instances.
-func (s *scaled) tick(load float64) ScalingDecision {
-	s.now = s.now.Add(ScalingEvery)
-	healthy, settled := 0, 0
-	for _, at := range s.healthyAt {
-		if !at.After(s.now) {
-			healthy++
-		}
-		if !at.Add(s.report + ScalingEvery).After(s.now) {
-			settled++
-		}
-	}
-	if healthy > 0 && !s.now.Before(s.reported.Add(s.report)) {
-		s.value, s.reported = int64(min(100, load/float64(healthy))*1000), s.now
-	}
-	r := Reading{Name: "cpu", Target: 50000, Values: slices.Repeat([]int64{s.value}, settled),
-		Unready: s.size - settled}
-	if s.silent {
-		r.Values, r.Missing = nil, settled
-	}
-	d := Scale(ScalingInput{Now: s.now, Since: s.since, Policy: s.policy, Size: s.size, Least: *s.policy.Min,
-		ChangedAt: s.changed, Metrics: []Reading{r}, Asked: s.asked})
-	s.asked = d.Asked
-	if d.Size != s.size {
-		s.resize(d.Size)
-	}
-	return d
-}
-
-// TestScalingConverges plays loads with several boot times. Sizes stay within their limits, steps and the pause are
-// kept, a constant load ends in the size for it within the time that steps, boots and reports need, and then there is
-// no change of direction any more.
-func TestScalingConverges(t *testing.T) {
-	loads := map[string]func(at time.Duration, dice *rand.Rand) float64{
-		"constant": func(time.Duration, *rand.Rand) float64 { return 700 },
-		"step": func(at time.Duration, _ *rand.Rand) float64 {
-			if at < time.Hour {
-				return 100
-			}
-			return 1900
-		},
-		"ramp":     func(at time.Duration, _ *rand.Rand) float64 { return min(2000, 100+at.Minutes()*20) },
-		"sawtooth": func(at time.Duration, _ *rand.Rand) float64 { return 100 + 1000*math.Mod(at.Hours(), 1) },
-		"noise":    func(_ time.Duration, dice *rand.Rand) float64 { return 700 * (0.97 + 0.06*dice.Float64()) },
-		"flash crowd": func(at time.Duration, _ *rand.Rand) float64 {
-			if at > time.Hour && at < 70*time.Minute {
-				return 4000
-			}
-			return 200
-		},
-	}
-	for name, load := range loads {
-		for _, boot := range []time.Duration{5 * time.Second, 40 * time.Second, 5 * time.Minute} {
-			t.Run(fmt.Sprintf("%s, boot %v", name, boot), func(t *testing.T) {
-				dice := rand.New(rand.NewPCG(1, 2))
-				start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-				s := &scaled{policy: policy(func(p *config.Scaling) { *p.Min, p.Max = 2, 60 }), now: start,
-					since: start,
-					boot:  boot, report: time.Minute}
-				s.resize(5)
-				var sizes []int
-				last := start
-				for s.now.Before(start.Add(3 * time.Hour)) {
-					at, before, changed := s.now.Sub(start), s.size, s.changed
-					d := s.tick(load(at, dice))
-					sizes = append(sizes, s.size)
-					switch {
-					case s.size < 2 || s.size > 60:
-						t.Fatalf("after %v: size %d", at, s.size)
-					case s.size > 2*before || s.size < before-(before+3)/4:
-						t.Fatalf("after %v: from %d to %d at once", at, before, s.size)
-					case s.size != before && s.now.Sub(changed) < scalingPause:
-						t.Fatalf("after %v: two changes within %v", at, s.now.Sub(changed))
-					case s.size != before && d.Why == "":
-						t.Fatalf("after %v: changed without a reason", at)
-					}
-					if s.size != before {
-						last = s.now
-					}
-				}
-				if name == "constant" || name == "noise" {
-					want := 14 // 700 % at 50 % each
-					if got := s.size; math.Abs(float64(got-want)) > 1.5 {
-						t.Errorf("ended at %d, want about %d: %v", got, want, sizes)
-					}
-					if took := last.Sub(start); took > 2*boot+15*time.Minute {
-						t.Errorf("the last change was after %v: %v", took, sizes)
-					}
-				}
-			})
-		}
-	}
-}
-
-// TestScalingWithoutNumbers checks rule 76: when the numbers vanish, the size stays, and the decision says why.
-func TestScalingWithoutNumbers(t *testing.T) {
-	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	s := &scaled{policy: policy(nil), now: start, since: start, report: time.Minute}
-	s.resize(4)
-	for range 60 {
-		s.tick(400)
-	}
-	size := s.size
-	s.silent = true
-	for range 240 {
-		if d := s.tick(0); d.Size != size || d.Problem == "" {
-			t.Fatalf("size %d, problem %q; before the silence: %d", d.Size, d.Problem, size)
-		}
 	}
 }

@@ -144,9 +144,11 @@ func (have *scaledGroup) read(g shardstate.ScaledGroup, interval time.Duration, 
 			since, isHealthy := healthy[i.ID]
 			value, ok := number(metric, i.Metrics)
 			switch fresh := now.Sub(i.LastReport) < 3*interval; {
-			case !isHealthy, now.Sub(since) < interval+plan.ScalingEvery,
-				i.LastReport.IsZero() && now.Sub(have.since) < 3*interval:
+			case !isHealthy:
 				r.Unready++
+			case now.Sub(since) < interval+plan.ScalingEvery,
+				i.LastReport.IsZero() && now.Sub(have.since) < 3*interval:
+				r.Settling++
 			case fresh && ok:
 				r.Values = append(r.Values, value)
 			default:
