@@ -43,7 +43,7 @@ var wings = []struct{ folder, rows string }{
 	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},
 	{"services/internal/admin", "snapshot support fleet lastknown | serve"},
 	{"services/internal/dev", "devtool httpserver k8s s3"},
-	{"services/internal/proof", "mutate plantest fleettest identitytest sim bench histories"},
+	{"services/internal/proof", "mutate plantest fleettest foldertest identitytest sim bench histories"},
 	{"services/cmd", ""},
 }
 

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -176,7 +178,7 @@ func (s *shard) startAll(ctx context.Context) error {
 	// The tmux server, in which the VMs run, must be on the machine "vms". If the tmux server does not run,
 	// nstance-server starts it on its own machine.
 	if s.process("tmux") == nil || !s.process("tmux").Running() {
-		p, err := s.StartTmux(ctx, vms)
+		p, err := s.startTmux(ctx)
 		if err != nil {
 			return err
 		}
@@ -191,6 +193,31 @@ func (s *shard) startAll(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startTmux starts a tmux server on the machine "vms". All VMs then run on that machine.
+func (s *shard) startTmux(ctx context.Context) (*local.Process, error) {
+	program, err := exec.LookPath("tmux")
+	if err != nil {
+		return nil, err
+	}
+	// In the foreground (-D) a tmux server does not end when it has no sessions.
+	socket := s.ProviderOptions()["socket"]
+	p, err := s.Start(vms, program, "-D", "-f", os.DevNull, "-S", socket)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if conn, err := new(net.Dialer).DialContext(ctx, "unix", socket); err == nil {
+			return p, conn.Close()
+		}
+		if !p.Running() {
+			return nil, fmt.Errorf("tmux ended; its log is %s", p.Log)
+		}
+		if err := local.Pause(ctx, 10*time.Millisecond); err != nil {
+			return nil, fmt.Errorf("wait for tmux: %w", err)
+		}
+	}
 }
 
 func (s *shard) process(name string) *local.Process {

@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -269,15 +270,20 @@ func ParseCertificate(text []byte) (*x509.Certificate, error) {
 
 // ParsePublicKeyPEM reads one PEM block with an Ed25519 key in PKIX form.
 func ParsePublicKeyPEM(text []byte) (ed25519.PublicKey, error) {
-	return parseEd25519[ed25519.PublicKey](text, publicBlock, "PKIX public key", x509.ParsePKIXPublicKey)
+	return parseKeyPEM[ed25519.PublicKey](text, publicBlock, "PKIX public key", x509.ParsePKIXPublicKey)
 }
 
 // ParsePrivateKey reads one PEM block with an Ed25519 key in PKCS #8 form. Errors do not quote the key.
 func ParsePrivateKey(text []byte) (ed25519.PrivateKey, error) {
-	return parseEd25519[ed25519.PrivateKey](text, keyBlock, "PKCS #8 private key", x509.ParsePKCS8PrivateKey)
+	return parseKeyPEM[ed25519.PrivateKey](text, keyBlock, "PKCS #8 private key", x509.ParsePKCS8PrivateKey)
 }
 
-func parseEd25519[K any](text []byte, kind, form string, parse func([]byte) (any, error)) (key K, err error) {
+// ParseSigner is like [ParsePrivateKey], for keys of any algorithm.
+func ParseSigner(text []byte) (crypto.Signer, error) {
+	return parseKeyPEM[crypto.Signer](text, keyBlock, "PKCS #8 private key", x509.ParsePKCS8PrivateKey)
+}
+
+func parseKeyPEM[K any](text []byte, kind, form string, parse func([]byte) (any, error)) (key K, err error) {
 	block, err := onePEM(text, kind)
 	if err != nil {
 		return key, err
@@ -288,7 +294,7 @@ func parseEd25519[K any](text []byte, kind, form string, parse func([]byte) (any
 	}
 	key, ok := parsed.(K)
 	if !ok {
-		return key, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
+		return key, fmt.Errorf("it is a %T, want a key of type %s", parsed, reflect.TypeFor[K]())
 	}
 	return key, nil
 }

@@ -135,19 +135,6 @@ func (d *Daemon) define(ctx context.Context, kind, text, name string) error {
 	return nil
 }
 
-// Dir returns the directory of the daemon.
-func (d *Daemon) Dir() string { return d.dir }
-
-// URI returns the address of the daemon for a client on this machine.
-func (d *Daemon) URI() string { return URI(d.dir) }
-
-// Log returns the output of the script that sets up the namespaces, and the output of libvirtd.
-func (d *Daemon) Log() string {
-	namespaces, _ := os.ReadFile(filepath.Join(d.dir, "namespaces.log"))
-	daemon, _ := os.ReadFile(filepath.Join(d.dir, "libvirtd.log"))
-	return fmt.Sprintf("namespaces: %s\nlibvirtd: %s", namespaces, daemon)
-}
-
 // Virsh runs a command of virsh and returns its output.
 func (d *Daemon) Virsh(ctx context.Context, args ...string) (string, error) {
 	out, err := d.Enter(ctx, append([]string{"virsh", "-c", "qemu:///system"}, args...)...).CombinedOutput()
@@ -188,26 +175,6 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 		_, err := d.Virsh(ctx, "version")
 		return err
 	})
-}
-
-// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL, SignalDaemon waits until all
-// threads of libvirtd have ended. Until then, the lock of the PID file prevents the start of a new libvirtd: even if
-// the main thread is a zombie, other threads may keep the PID file open.
-func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
-	return d.run(ctx, "send SIG"+signal+" to libvirtd", `set -e
-		pid=$(cat "$1/libvirtd.pid")
-		kill -"$2" "$pid"
-		[ "$2" = KILL ] || exit 0
-		while grep -q "^State:.[^ZX]" "/proc/$pid/status" 2>/dev/null ||
-			[ "$(ls "/proc/$pid/task" 2>/dev/null | wc -l)" -gt 1 ]; do sleep 0.01; done`, d.dir, signal)
-}
-
-// KillVM kills the QEMU process of a domain, and returns when it has ended.
-func (d *Daemon) KillVM(ctx context.Context, name string) error {
-	return d.run(ctx, "kill the VM "+name, `set -e
-		pid=$(cat "/run/libvirt/qemu/$1.pid")
-		kill -9 "$pid"
-		while kill -0 "$pid" 2>/dev/null; do sleep 0.01; done`, name)
 }
 
 // run runs a shell script with arguments in the daemon's namespaces.

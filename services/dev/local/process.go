@@ -31,8 +31,8 @@ type Process struct {
 	state *os.ProcessState
 }
 
-// start runs a program of the stack and appends the program's output to a log file.
-func (s *Stack) start(name, program string, args ...string) (*Process, error) {
+// Start runs a program of the stack, or another one if `program` is a path. It appends the output to a log file.
+func (s *Stack) Start(name, program string, args ...string) (*Process, error) {
 	log := s.LogFile(name)
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {

@@ -234,7 +234,7 @@ func (s *Stack) Settings() []string {
 
 // StartStore starts the object store and waits until it answers.
 func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
-	p, err := s.start(Store, Store, "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket,
+	p, err := s.Start(Store, Store, "--addr", s.bind(s.Ports.Store), "--dir", s.StoreDir(), "--bucket", Bucket,
 		"--access-key-file", s.accessKeyFile())
 	if err != nil {
 		return nil, err
@@ -252,7 +252,7 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	} else {
 		args = append(args, "--health-addr", s.bind(s.Ports.Health), "--advertise-host", s.Network.Host(ServerName(n)))
 	}
-	p, err := s.start(ServerName(n), "nstance-server", args...)
+	p, err := s.Start(ServerName(n), "nstance-server", args...)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +262,7 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 // StartPage starts nstance-admin serve with an identity directory from [Stack.ConnectAs], and waits until the page
 // answers. The page is on the loopback address and needs no login.
 func (s *Stack) StartPage(ctx context.Context, identity string) (*Process, error) {
-	p, err := s.start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),
+	p, err := s.Start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),
 		"--identity-dir", identity, "--storage-provider", "s3", "--storage-bucket", Bucket)
 	if err != nil {
 		return nil, err
@@ -359,10 +359,8 @@ func (s *Stack) KillAll(ctx context.Context) error {
 		for _, f := range found {
 			_ = syscall.Kill(f.PID, syscall.SIGKILL) // it may have ended
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(20 * time.Millisecond):
+		if err := Pause(ctx, 20*time.Millisecond); err != nil {
+			return err
 		}
 	}
 	found, err := s.Processes(ctx)
@@ -415,30 +413,5 @@ func (s *Stack) Tails(w io.Writer, lines int) {
 		}
 		fmt.Fprintf(w, "\n--- %s, last %d of %d lines\n%s\n", name, min(lines, len(all)), len(all),
 			bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
-	}
-}
-
-// StartTmux starts a tmux server on a machine of the network. All VMs then run on that machine.
-func (s *Stack) StartTmux(ctx context.Context, machine string) (*Process, error) {
-	program, err := exec.LookPath("tmux")
-	if err != nil {
-		return nil, err
-	}
-	// In the foreground (-D) a tmux server does not end when it has no sessions.
-	p, err := s.start(machine, program, "-D", "-f", os.DevNull, "-S", s.socket())
-	if err != nil {
-		return nil, err
-	}
-	for {
-		if conn, err := new(net.Dialer).DialContext(ctx, "unix", s.socket()); err == nil {
-			return p, conn.Close()
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for tmux: %w", context.Cause(ctx))
-		case <-p.Ended():
-			return nil, fmt.Errorf("tmux ended (%s); its log is %s", p.state, p.Log)
-		case <-time.After(10 * time.Millisecond):
-		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 	"github.com/nstance-kit/nstance/services/internal/server"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
@@ -245,7 +245,7 @@ func freePorts(t *testing.T, n int) (addrs []string) {
 // boot starts the agent of a VM.
 func (r *real) boot(t *testing.T, c mock.Call) {
 	nonce, ca, _ := bytes.Cut(c.Request.Userdata, []byte("\n"))
-	memory := &[3]folder.Memory{}
+	memory := &[3]foldertest.Memory{}
 	for name, content := range map[string][]byte{"nonce.jwt": nonce, "ca.crt": ca} {
 		if err := memory[0].Write(name, content, 0o600); err != nil {
 			t.Error(err)

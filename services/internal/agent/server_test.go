@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 const address = "127.0.0.1:8994" // for connections in memory
@@ -466,7 +466,7 @@ func newID(t testing.TB) ident.ID {
 }
 
 // memories contains the three folders of an agent, as they are after userdata has run.
-type memories struct{ identity, keys, files folder.Memory }
+type memories struct{ identity, keys, files foldertest.Memory }
 
 func newMemories(t testing.TB, s *fakeServer) *memories {
 	t.Helper()

@@ -12,7 +12,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 )
 
@@ -52,7 +52,7 @@ func newCheckedFleet(r *testShard) *checkedFleet {
 // boot starts the agent of a VM. The agent finds the files that the VM's boot script would write: the nonce and the CA.
 func (f *checkedFleet) boot(c mock.Call) {
 	nonce, ca, _ := bytes.Cut(c.Request.Userdata, []byte("\n"))
-	id, memory := c.Instance, &[3]folder.Memory{}
+	id, memory := c.Instance, &[3]foldertest.Memory{}
 	for name, content := range map[string][]byte{"nonce.jwt": nonce, "ca.crt": ca} {
 		if err := memory[0].Write(name, content, 0o600); err != nil {
 			f.shard.t.Error(err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -174,7 +175,7 @@ func (d *Disk) List() ([]string, error) {
 	}
 	var names []string
 	for _, entry := range entries {
-		if entry.Type().IsRegular() && !hidden(entry.Name()) {
+		if entry.Type().IsRegular() && !strings.HasPrefix(entry.Name(), ".") {
 			names = append(names, entry.Name())
 		}
 	}

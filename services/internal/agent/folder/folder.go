@@ -74,6 +74,3 @@ const (
 func Clip(s string, limit int) string {
 	return strings.ToValidUTF8(s[:min(len(s), limit)], "")
 }
-
-// hidden reports whether listings omit a name.
-func hidden(name string) bool { return strings.HasPrefix(name, ".") }

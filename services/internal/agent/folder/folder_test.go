@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 func open(t *testing.T) *folder.Disk {
@@ -25,7 +26,7 @@ func open(t *testing.T) *folder.Disk {
 
 // TestFolder checks the contract of every Folder.
 func TestFolder(t *testing.T) {
-	for name, f := range map[string]folder.Folder{"disk": open(t), "memory": &folder.Memory{}} {
+	for name, f := range map[string]folder.Folder{"disk": open(t), "memory": &foldertest.Memory{}} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := f.Read("a"); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("Read of nothing: %v", err)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 // FuzzParse checks that parse accepts only a certificate of this agent. parse does not check the chain. The two ends of
@@ -33,7 +33,7 @@ func FuzzParse(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	store := NewStore(&folder.Memory{}, id, 0o600)
+	store := NewStore(&foldertest.Memory{}, id, 0o600)
 	good := authority.EncodeCertificate(cert)
 	if _, err := store.parse(key, good); err != nil {
 		f.Fatal(err)

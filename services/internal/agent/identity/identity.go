@@ -205,13 +205,9 @@ func (s *Store) readKey(file string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	parsed, err := keypair.ParsePrivate(text)
+	key, err := authority.ParsePrivateKey(text)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("read %s: want an Ed25519 key, have %T", file, parsed)
 	}
 	return key, nil
 }

@@ -15,14 +15,14 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 type agentDir struct {
 	ca  authority.CA
 	id  ident.ID
-	dir *folder.Memory
+	dir *foldertest.Memory
 	now time.Time
 }
 
@@ -33,7 +33,7 @@ func newAgentDir(t *testing.T) *agentDir {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &agentDir{ca: newCA(t, now), id: id, dir: &folder.Memory{}, now: now}
+	w := &agentDir{ca: newCA(t, now), id: id, dir: &foldertest.Memory{}, now: now}
 	w.write(t, identity.CAFile, authority.EncodeBundle(w.ca.Certificate()))
 	w.write(t, identity.NonceFile, []byte("a.b.c\n"))
 	return w

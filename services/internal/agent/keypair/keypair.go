@@ -26,7 +26,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
@@ -94,8 +93,8 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 	var key crypto.Signer
 	if err == nil {
 		// A damaged key may be in use, so it is not replaced. A person must decide what to do.
-		if key, err = ParsePrivate(text); err != nil {
-			return nil, err
+		if key, err = authority.ParseSigner(text); err != nil {
+			return nil, fmt.Errorf("private key: %w", err)
 		}
 	}
 	if key == nil || !fits(key, algorithm) {
@@ -221,7 +220,7 @@ func (s *Store) readState(name, private string) *nstancev1.KeyState {
 		text, err := s.dir.Read(private)
 		if err == nil {
 			var key crypto.Signer
-			if key, err = ParsePrivate(text); err == nil {
+			if key, err = authority.ParseSigner(text); err == nil {
 				var der []byte
 				if der, _, err = public(key); err == nil {
 					known = pair{stamp: stamp, sum: sum(der)}
@@ -229,7 +228,7 @@ func (s *Store) readState(name, private string) *nstancev1.KeyState {
 			}
 		}
 		if err != nil {
-			state.Error = err.Error()
+			state.Error = "private key: " + err.Error()
 			return state
 		}
 		s.pairs[name] = known
@@ -238,34 +237,7 @@ func (s *Store) readState(name, private string) *nstancev1.KeyState {
 	return state
 }
 
-const (
-	privateType = "PRIVATE KEY" // PKCS#8, RFC 7468 section 10
-	publicType  = "PUBLIC KEY"  // PKIX, RFC 7468 section 13
-)
-
-// ParsePrivate reads the output of [authority.EncodePrivateKey]. The text must be one PEM block without headers. Errors
-// do not quote the input.
-func ParsePrivate(text []byte) (crypto.Signer, error) {
-	text = pasted.Clean(text)
-	block, rest := pem.Decode(text)
-	switch {
-	case block == nil:
-		return nil, errors.New("private key: not PEM")
-	case block.Type != privateType:
-		return nil, fmt.Errorf("private key: want a PEM block %q", privateType)
-	case len(block.Headers) > 0 || len(rest) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN")):
-		return nil, errors.New("private key: want one PEM block without headers and nothing else")
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, errors.New("private key: not PKCS#8")
-	}
-	key, ok := parsed.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("private key: %T cannot sign", parsed)
-	}
-	return key, nil
-}
+const publicType = "PUBLIC KEY" // PKIX, RFC 7468 section 13
 
 // public returns a public key in PKIX form, as DER and as PEM.
 func public(key crypto.Signer) (der, text []byte, err error) {

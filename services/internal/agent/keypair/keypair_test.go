@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 const (
@@ -94,7 +95,7 @@ func TestFilesOfAPair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := keypair.ParsePrivate(private)
+	key, err := authority.ParseSigner(private)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +213,7 @@ func TestStatesMatchTheDisk(t *testing.T) {
 }
 
 func FuzzParsePrivate(f *testing.F) {
-	dir := &folder.Memory{}
+	dir := &foldertest.Memory{}
 	s := keypair.NewStore(dir, 0o600)
 	for name, algorithm := range map[string]nstancev1.KeyAlgorithm{"a.pub": ed, "b.pub": p256} {
 		if _, err := s.Ensure(name, algorithm); err != nil {
@@ -228,7 +229,7 @@ func FuzzParsePrivate(f *testing.F) {
 	}
 	f.Add([]byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		key, err := keypair.ParsePrivate(text)
+		key, err := authority.ParseSigner(text)
 		if err != nil {
 			return
 		}
@@ -236,7 +237,7 @@ func FuzzParsePrivate(f *testing.F) {
 		if err != nil {
 			t.Fatalf("accepted a key that cannot be written: %v", err)
 		}
-		if _, err := keypair.ParsePrivate(encoded); err != nil {
+		if _, err := authority.ParseSigner(encoded); err != nil {
 			t.Fatalf("a value that it wrote is refused: %v", err)
 		}
 	})

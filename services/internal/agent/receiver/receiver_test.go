@@ -24,6 +24,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/receiver"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 func open(dir folder.Folder) *receiver.Receiver {
@@ -152,7 +153,7 @@ func TestBatches(t *testing.T) {
 
 // An unchanged batch writes nothing to the disk.
 func TestSameBatchWritesNothing(t *testing.T) {
-	counter := &faulty{Folder: &folder.Memory{}}
+	counter := &faulty{Folder: &foldertest.Memory{}}
 	r := open(counter)
 	apply(t, r, "h", files{"a.env": "A=1"}, "a.env")
 	before := counter.steps
@@ -221,7 +222,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestBatchLimits(t *testing.T) {
-	r := open(&folder.Memory{})
+	r := open(&foldertest.Memory{})
 	batch := r.NewBatch()
 	for i := range 600 {
 		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string"})
@@ -241,7 +242,7 @@ func TestBatchLimits(t *testing.T) {
 
 // A report about the files of any batch must keep the server's limits for the number of files and the length of texts.
 func TestStatesFitIntoAReport(t *testing.T) {
-	r := open(&folder.Memory{})
+	r := open(&foldertest.Memory{})
 	batch := r.NewBatch()
 	batch.Add(&nstancev1.File{})
 	batch.Add(&nstancev1.File{Name: strings.Repeat("é", 200) + ".env", Kind: strings.Repeat("é", 5000)})
@@ -386,7 +387,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 
 // A file that cannot be written is reported and makes the hash empty. The others are stored.
 func TestDiskErrors(t *testing.T) {
-	dir := &faulty{Folder: &folder.Memory{}, fail: "b.env"}
+	dir := &faulty{Folder: &foldertest.Memory{}, fail: "b.env"}
 	r := open(dir)
 	changed := apply(t, r, "h", files{"a.env": "A=1", "b.env": "B=1"}, "a.env", "b.env")
 	if diff := cmp.Diff([]string{"a.env"}, changed); diff != "" || r.Hash() != "" {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/dev/libvirtd"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
@@ -84,12 +85,7 @@ func Command(version string) *cobra.Command {
 	root.PersistentFlags().StringVar(&s.terraform, "terraform", "",
 		"path of tofu or terraform (default: tofu on PATH, else terraform on PATH)")
 	up := &cobra.Command{Use: "up", Short: "Start a cluster, or bring a running one up to date", Long: aboutUp,
-		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			if s.provider == providerLibvirt {
-				return bringUpLibvirt(cmd.Context(), s)
-			}
-			return bringUp(cmd.Context(), s)
-		}}
+		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bringUp(cmd.Context(), s) }}
 	up.Flags().StringVar(&s.provider, "provider", providerTmux, "where the VMs are: tmux or libvirt")
 	down := &cobra.Command{Use: "down", Short: "Destroy the cluster and remove everything it wrote", Long: aboutDown,
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return takeDown(cmd.Context(), s) }}
@@ -120,6 +116,9 @@ func (s *settings) check() error {
 			s.root = s.bin
 		}
 	}
+	if s.root, err = filepath.Abs(s.root); err != nil {
+		return err
+	}
 	if s.provider != "" && s.provider != providerTmux && s.provider != providerLibvirt {
 		return fmt.Errorf("--provider: %q is neither %s nor %s", s.provider, providerTmux, providerLibvirt)
 	}
@@ -130,7 +129,7 @@ func (s *settings) check() error {
 				"clone of the repository", name, s.bin)
 		}
 	}
-	if _, err := os.Stat(libvirtDir(*s)); s.provider == providerLibvirt || s.provider == "" && err == nil {
+	if _, err := os.Stat(libvirtDir(*s)); s.libvirt() || s.provider == "" && err == nil {
 		return nil // neither tmux nor tofu is needed
 	}
 	if _, err := exec.LookPath("tmux"); err != nil {
@@ -160,10 +159,18 @@ func (s settings) command(name string) string {
 	return "./nstance-dev " + name
 }
 
-// openStack returns the stack of "nstance-dev up", in {root}/temp.
-func openStack(s settings) (*local.Stack, error) {
-	return local.New(local.Options{Root: s.root, Bin: s.bin, Dir: filepath.Join(s.root, "temp"),
-		Ports: local.DefaultPorts(), SharedTmux: true})
+// libvirt reports whether the VMs are real ones.
+func (s settings) libvirt() bool { return s.provider == providerLibvirt }
+
+// openStack returns the stack of "nstance-dev up", in {root}/temp. machines are those of the servers if the VMs are real
+// ones.
+func openStack(s settings, machines *libvirtd.Machines) (*local.Stack, error) {
+	options := local.Options{Root: s.root, Bin: s.bin, Dir: filepath.Join(s.root, "temp"), Ports: local.DefaultPorts(),
+		SharedTmux: !s.libvirt()}
+	if s.libvirt() {
+		options.Network = machines
+	}
+	return local.New(options)
 }
 
 // runStep prints the name of a step, runs it, and prints how long it took and its note.

@@ -386,10 +386,8 @@ func (d *demo) awaitFile(ctx context.Context, id ident.ID, name, text string) er
 			}
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s of %s does not contain %q: %w", name, id, text, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
+		if err := local.Pause(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("%s of %s does not contain %q: %w", name, id, text, err)
 		}
 	}
 }

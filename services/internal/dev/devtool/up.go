@@ -18,30 +18,51 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// runTimeout bounds one run of "up", and the destroy of "down".
-const runTimeout = 2 * time.Minute
+// runTimeout bounds one run of "up", and the destroy of "down". libvirtTimeout bounds one run of "up" with real VMs, which
+// boot without hardware support.
+const (
+	runTimeout     = 2 * time.Minute
+	libvirtTimeout = 10 * time.Minute
+)
 
 // bringUp starts the programs of the cluster that do not run yet, and applies the configuration. The programs keep
 // running after bringUp returns.
 func bringUp(ctx context.Context, s settings) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v; the logs are in temp/log",
-		runTimeout))
+	timeout, logs, other := runTimeout, "the logs are in temp/log", libvirtDir(s)
+	if s.libvirt() {
+		timeout, logs = libvirtTimeout, logs+", the consoles in temp/libvirt/var/lib/libvirt/images"
+		other = filepath.Join(s.root, "temp", "terraform")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("timeout after %v; %s", timeout, logs))
 	defer cancel()
-	stack, err := openStack(s)
+	if _, err := os.Stat(other); err == nil {
+		return fmt.Errorf("a cluster with another provider is here: run %q first", s.command("down"))
+	}
+	machines := &libvirtd.Machines{}
+	defer machines.Close()
+	stack, err := openStack(s, machines)
 	if err != nil {
 		return err
-	}
-	if _, err := os.Stat(libvirtDir(s)); err == nil {
-		return fmt.Errorf("a cluster with libvirt is here: run %q first", s.command("down"))
 	}
 	running, err := stack.Running(ctx)
 	if err != nil {
 		return err
 	}
-	if busy := stack.Ports.Busy(ctx, stack.Servers); len(busy) > 0 && len(running) == 0 {
+	onLoopback := stack.Servers
+	if s.libvirt() {
+		onLoopback = 0
+	}
+	if busy := stack.Ports.Busy(ctx, onLoopback); len(busy) > 0 && len(running) == 0 {
 		return fmt.Errorf(
 			"other programs use the ports %v (\"make dev-tmux\" uses them too): stop those, then try again",
 			busy)
+	}
+	if s.libvirt() {
+		if err := runStep(s.out, "Starting libvirtd", func() (string, error) {
+			return startLibvirtd(ctx, s)
+		}); err != nil {
+			return err
+		}
 	}
 	startProgram := programStarter(s.out, running)
 	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
@@ -61,12 +82,27 @@ func bringUp(ctx context.Context, s settings) error {
 	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
 		return err
 	}
+	if err := writeEnv(stack, identityDir(stack)); err != nil {
+		return err
+	}
+	if s.libvirt() {
+		printLibvirtAdvice(s, stack)
+		return nil
+	}
 	return printAdvice(s, stack, source)
 }
 
 // applyConfiguration applies examples/local with tofu or terraform. Without these, it writes examples/config-tmux.jsonc
-// to the bucket. It stays with the way that the cluster began with, and returns the source of the configuration.
+// to the bucket. It stays with the way that the cluster began with, and returns the source of the configuration. With
+// libvirt, it writes that example to the bucket, with VMs of libvirt.
 func applyConfiguration(ctx context.Context, s settings, stack *local.Stack) (source string, err error) {
+	if s.libvirt() {
+		return "", stack.PutConfig(ctx, func(c *config.Shard) {
+			guest := libvirtd.Guest{URI: libvirtd.URI(libvirtDir(s)), Version: guestVersion,
+				Leader: stack.Network.Host(local.Leader)}
+			guest.Configure(c, "worker")
+		})
+	}
 	_, missing := os.Stat(filepath.Join(stack.Dir, "terraform"))
 	applied := missing == nil
 	_, missing = stack.ConfigWritten()
@@ -161,12 +197,8 @@ func programStarter(out io.Writer, running map[string]int) starter {
 	}
 }
 
-// printAdvice writes temp/env and prints what the user can try next. source is what the user edits to change the
-// configuration.
+// printAdvice prints what the user can try next. source is what the user edits to change the configuration.
 func printAdvice(s settings, stack *local.Stack, source string) error {
-	if err := writeEnv(stack, identityDir(stack)); err != nil {
-		return err
-	}
 	vms, err := stack.VMs()
 	if err != nil {
 		return err
@@ -217,68 +249,8 @@ func writeEnv(stack *local.Stack, identity string) error {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// libvirtTimeout bounds one run of "up" with real VMs, which boot without hardware support.
-const libvirtTimeout = 10 * time.Minute
-
 // libvirtDir returns the directory of the cluster's libvirtd.
 func libvirtDir(s settings) string { return filepath.Join(s.root, "temp", "libvirt") }
-
-// bringUpLibvirt is like bringUp, but with real VMs. The programs that it starts keep running after it returns.
-func bringUpLibvirt(ctx context.Context, s settings) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, libvirtTimeout,
-		fmt.Errorf("timeout after %v; the logs are in temp/log, the consoles in temp/libvirt/var/lib/libvirt/images",
-			libvirtTimeout))
-	defer cancel()
-	root, err := filepath.Abs(s.root)
-	if err != nil {
-		return err
-	}
-	s.root = root
-	if _, err := os.Stat(filepath.Join(root, "temp", "terraform")); err == nil {
-		return fmt.Errorf("a cluster with tmux is here: run %q first", s.command("down"))
-	}
-	machines := &libvirtd.Machines{}
-	defer machines.Close()
-	stack, err := local.New(local.Options{Root: root, Bin: s.bin, Dir: filepath.Join(root, "temp"),
-		Ports: local.DefaultPorts(), Network: machines})
-	if err != nil {
-		return err
-	}
-	running, err := stack.Running(ctx)
-	if err != nil {
-		return err
-	}
-	if busy := stack.Ports.Busy(ctx, 0); len(busy) > 0 && len(running) == 0 {
-		return fmt.Errorf("other programs use the ports %v: stop those, then try again", busy)
-	}
-	if err := runStep(s.out, "Starting libvirtd", func() (string, error) {
-		return startLibvirtd(ctx, s)
-	}); err != nil {
-		return err
-	}
-	startProgram := programStarter(s.out, running)
-	if err := startProgram(local.Store, func() (*local.Process, error) { return stack.StartStore(ctx) }); err != nil {
-		return err
-	}
-	if err := stack.PutConfig(ctx, func(c *config.Shard) {
-		guest := libvirtd.Guest{URI: libvirtd.URI(libvirtDir(s)), Version: guestVersion,
-			Leader: machines.Host(local.Leader)}
-		guest.Configure(c, "worker")
-	}); err != nil {
-		return err
-	}
-	if err := startServers(ctx, stack, startProgram); err != nil {
-		return err
-	}
-	// The first leader makes the cluster's CA. That CA signs the identity of the operator.
-	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
-		return err
-	}
-	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
-		return err
-	}
-	return printLibvirtAdvice(s, stack, identityDir(stack))
-}
 
 // guestVersion is the name of the VM image in the storage pool.
 const guestVersion = "1"
@@ -299,11 +271,8 @@ func startLibvirtd(ctx context.Context, s settings) (note string, err error) {
 	return "", libvirtd.AddGuest(dir, filepath.Join(s.root, "bin", "guest"), guestVersion)
 }
 
-// printLibvirtAdvice writes temp/env and prints what the user can try next.
-func printLibvirtAdvice(s settings, stack *local.Stack, identity string) error {
-	if err := writeEnv(stack, identity); err != nil {
-		return err
-	}
+// printLibvirtAdvice prints what the user can try next with VMs of libvirt.
+func printLibvirtAdvice(s settings, stack *local.Stack) {
 	fmt.Fprintf(s.out, `
 Look at the cluster in a browser: %s
 
@@ -317,7 +286,6 @@ Try, in this directory (logs are in temp/log, consoles in temp/libvirt/var/lib/l
 
 The leader has the address %s.
 `, stack.PageURL(), libvirtd.URI(libvirtDir(s)), stack.Network.Host(local.Leader))
-	return nil
 }
 
 // takeDown destroys what was applied, stops every process and removes temp/. If the destroy fails, takeDown continues,
@@ -328,7 +296,7 @@ func takeDown(ctx context.Context, s settings) error {
 		fmt.Fprintln(s.out, "  There is no cluster to remove.")
 		return nil
 	}
-	stack, err := openStack(s)
+	stack, err := openStack(s, nil)
 	if err != nil {
 		return err
 	}

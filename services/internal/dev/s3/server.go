@@ -180,7 +180,8 @@ func (l logger) Print(level gofakes3.LogLevel, args ...any) {
 const maxObject = 256 << 20
 
 // backend implements gofakes3.Backend for one bucket. The store is a directory. It checks the conditions of conditional
-// requests and makes one write at a time. gofakes3 passes no context to the methods of backend.
+// requests and makes one write at a time. gofakes3 passes no context to the methods of backend, and calls those that
+// change something only for a bucket that exists.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -211,11 +212,8 @@ func (b *backend) DeleteBucket(name string) error {
 
 func (b *backend) ForceDeleteBucket(name string) error { return b.DeleteBucket(name) }
 
-func (b *backend) ListBucket(name string, prefix *gofakes3.Prefix, page gofakes3.ListBucketPage) (*gofakes3.ObjectList,
+func (b *backend) ListBucket(_ string, prefix *gofakes3.Prefix, page gofakes3.ListBucketPage) (*gofakes3.ObjectList,
 	error) {
-	if name != b.bucket {
-		return nil, gofakes3.BucketNotFound(name)
-	}
 	if prefix == nil {
 		prefix = &gofakes3.Prefix{}
 	}
@@ -295,12 +293,9 @@ func (b *backend) GetObject(bucket, key string, wanted *gofakes3.ObjectRangeRequ
 	}, nil
 }
 
-func (b *backend) PutObject(bucket, key string, meta map[string]string, input io.Reader, size int64,
+func (b *backend) PutObject(_, key string, meta map[string]string, input io.Reader, size int64,
 	conditions *gofakes3.PutConditions) (gofakes3.PutObjectResult, error) {
 	var done gofakes3.PutObjectResult
-	if bucket != b.bucket {
-		return done, gofakes3.BucketNotFound(bucket)
-	}
 	// gofakes3 decodes only one form of chunked upload. In all other forms, it would store the chunk headers as part of
 	// the object.
 	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
@@ -338,19 +333,12 @@ func conditionOf(c *gofakes3.PutConditions) (objstore.Condition, error) {
 		"a put takes either If-None-Match: * or If-Match with one ETag")
 }
 
-func (b *backend) DeleteObject(bucket, key string) (gofakes3.ObjectDeleteResult, error) {
-	var done gofakes3.ObjectDeleteResult
-	if bucket != b.bucket {
-		return done, gofakes3.BucketNotFound(bucket)
-	}
-	return done, translateError(key, b.store.Delete(context.Background(), key))
+func (b *backend) DeleteObject(_, key string) (gofakes3.ObjectDeleteResult, error) {
+	return gofakes3.ObjectDeleteResult{}, translateError(key, b.store.Delete(context.Background(), key))
 }
 
 func (b *backend) DeleteMulti(bucket string, keys ...string) (gofakes3.MultiDeleteResult, error) {
 	var result gofakes3.MultiDeleteResult
-	if bucket != b.bucket {
-		return result, gofakes3.BucketNotFound(bucket)
-	}
 	for _, key := range keys {
 		if _, err := b.DeleteObject(bucket, key); err != nil {
 			result.Error = append(result.Error, gofakes3.ErrorResultFromError(err))

@@ -21,8 +21,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 // agentsEnv is the environment variable that makes this program run as the agents' process.
@@ -179,7 +179,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			if err != nil {
 				panic(err)
 			}
-			identity := &folder.Memory{}
+			identity := &foldertest.Memory{}
 			if err := identity.Write("ca.crt", []byte(o.CA), 0o600); err != nil {
 				panic(err)
 			}
@@ -189,7 +189,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			m := &member{}
 			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration},
 				AgentAddrs: []string{o.Agent}, Identity: identity,
-				Keys: &folder.Memory{}, Files: &folder.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
+				Keys: &foldertest.Memory{}, Files: &foldertest.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
 				Machine: machine{}, Dial: m.dial,
 				Version: "bench", Log: log})
 			ctx, cancel := context.WithCancel(context.Background())

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/internal/agent"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 )
 
 // diskAgent is a real agent with received files on a small file system of their own.
@@ -65,7 +66,7 @@ func (a *diskAgent) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var own folder.Memory
+	var own foldertest.Memory
 	for name, content := range map[string][]byte{"identity.key": key, "ca.crt": a.w.Issuer().Bundle,
 		"identity.crt": authority.EncodeCertificate(a.cert.Leaf)} {
 		if err := own.Write(name, content, 0o600); err != nil {

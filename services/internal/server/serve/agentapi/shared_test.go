@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/agent"
-	"github.com/nstance-kit/nstance/services/internal/agent/folder"
+	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport/transporttest"
@@ -43,7 +43,7 @@ func (l *testLeader) sharedAlert(id ident.ID) string {
 }
 
 // disk has the files of a registered agent.
-type disk struct{ identity, keys, files folder.Memory }
+type disk struct{ identity, keys, files foldertest.Memory }
 
 func newDisk(t *testing.T, w *testLeader, id ident.ID, key ed25519.PrivateKey, cert *x509.Certificate) *disk {
 	t.Helper()
