@@ -37,7 +37,7 @@ var wings = []struct{ folder, rows string }{
 	{"services/api", "nstance notleader messages tunnel operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},
 	{"services/internal/daemon", "tasks systemd"},
-	{"services/internal/server", "plan lead/election filegen metrics health watch | " +
+	{"services/internal/server", "plan lead/election filegen metrics externalmetric health watch | " +
 		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
 	{"services/internal/agent", "check folder identity keypair machine notice receiver"},
 	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},

@@ -35,8 +35,8 @@ func Parse(text string) ([]string, error) {
 	return names, nil
 }
 
-// Number returns the number at a pointer in a document. The error says what the document has instead, and quotes
-// nothing of it. The caller limits the size of the document.
+// Number returns the number at a pointer in a document. The error is a sentence about "the answer", which quotes
+// nothing of the document. The caller limits the size of the document.
 func Number(document []byte, pointer string) (float64, error) {
 	names, err := Parse(pointer)
 	if err != nil {
@@ -46,10 +46,10 @@ func Number(document []byte, pointer string) (float64, error) {
 	decoder.UseNumber()
 	var value any
 	if err := decoder.Decode(&value); err != nil {
-		return 0, errors.New("it is not JSON")
+		return 0, errors.New("the answer is not JSON")
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return 0, errors.New("it is JSON with more text behind it")
+		return 0, errors.New("the answer has text behind its JSON")
 	}
 	for i, name := range names {
 		var found bool
@@ -63,10 +63,11 @@ func Number(document []byte, pointer string) (float64, error) {
 			}
 		}
 		if !found {
-			return 0, fmt.Errorf("it has no value at %q", "/"+strings.Join(strings.Split(pointer, "/")[1:i+2], "/"))
+			missing := strings.Join(strings.Split(pointer, "/")[:i+2], "/")
+			return 0, fmt.Errorf("the answer has no value at %q", missing)
 		}
 	}
-	where := "it"
+	where := "the answer"
 	if pointer != "" {
 		where = fmt.Sprintf("the value at %q", pointer)
 	}

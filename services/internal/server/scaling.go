@@ -7,12 +7,15 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/scale"
+	"github.com/nstance-kit/nstance/services/internal/server/externalmetric"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 )
 
 // scaleGroups chooses sizes until ctx ends.
 func (s *server) scaleGroups(ctx context.Context, l *leadership, env tasks.Env) error {
-	scaler := &scale.Scaler{State: l.leader.State, Record: l.journal.Record, Log: s.log, Env: env,
+	external := externalmetric.New(l.generator.Secret)
+	defer external.Close()
+	scaler := &scale.Scaler{State: l.leader.State, Record: l.journal.Record, Log: s.log, Env: env, Read: external.Read,
 		Resize: func(ctx context.Context, key config.GroupKey, size int) error {
 			err := scale.Store(ctx, s.manager, key, size, env.Now())
 			var superseded *shardconfig.SupersededError

@@ -250,7 +250,7 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	case "certificate":
 		return r.certificate(file)
 	case "secret":
-		content, err = r.g.secret(ctx, file.Source)
+		content, err = r.g.Secret(ctx, file.Source)
 	case "storage":
 		var key string
 		if key, err = file.text.Execute(r.data); err == nil {

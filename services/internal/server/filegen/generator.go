@@ -195,7 +195,8 @@ func (g *Generator) object(ctx context.Context, key string, allowed age) ([]byte
 	})
 }
 
-func (g *Generator) secret(ctx context.Context, name string) ([]byte, error) {
+// Secret returns a secret of the user. It may be as old as CacheTTL.
+func (g *Generator) Secret(ctx context.Context, name string) ([]byte, error) {
 	if err := config.ValidateSecretSource(name); err != nil {
 		return nil, err
 	}

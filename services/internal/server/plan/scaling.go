@@ -14,6 +14,8 @@ import (
 const (
 	// ScalingEvery is the time between two computations of a group's size.
 	ScalingEvery = 15 * time.Second
+	// MaxScalingValue is the largest value of a metric, in the unit of its target, so that sums do not overflow.
+	MaxScalingValue = 1e12
 	// scalingPause is the least time between two changes of a group's size (rule 75).
 	scalingPause = 10 * time.Second
 )

@@ -36,6 +36,9 @@ func TestScale(t *testing.T) {
 	reading := func(values []int64) Reading { return Reading{Name: "cpu", Target: 50000, Values: values} }
 	none := func(p *config.Scaling) { *p.Min = 0 }
 	waits := Reading{Name: "cpu", Target: 50000}
+	waiting := func(value int64) Reading {
+		return Reading{Name: "waiting", Target: 30000, Total: true, Values: []int64{value}}
+	}
 	for _, test := range []struct {
 		name    string
 		size    int
@@ -63,24 +66,17 @@ func TestScale(t *testing.T) {
 			{Name: "cpu", Target: 50000, Values: same(3, 60), Missing: 1}}, want: 4},
 		{name: "rule 73: an unknown value is at the target for shrinking", size: 4, metrics: []Reading{
 			{Name: "cpu", Target: 50000, Values: same(3, 20), Missing: 1}}, want: 3},
-		{name: "rule 73: a total", size: 3, metrics: []Reading{{Name: "waiting", Target: 30000, Total: true,
-			Values: []int64{120000}}}, want: 4,
+		{name: "rule 73: a total", size: 3, metrics: []Reading{waiting(120000)}, want: 4,
 			why: "waiting is 120 in total, with a target of 30 for each, which asks for 4 (rule 73)"},
-		{name: "rule 73: a total within the tolerance", size: 10, metrics: []Reading{{Name: "waiting", Target: 30000,
-			Total: true, Values: []int64{325000}}}, want: 10},
-		{name: "rule 73: a total, and shares", size: 4, metrics: []Reading{reading(same(4, 75)), {Name: "waiting",
-			Target: 30000, Total: true, Values: []int64{10000}}}, want: 6, why: "cpu is at 75 %"},
-		{name: "rule 73: from zero", policy: none, metrics: []Reading{waits, {Name: "waiting", Target: 30000, Total: true,
-			Values: []int64{1}}}, want: 1, why: "waiting is 0.001 in total"},
-		{name: "rule 75: from zero", policy: none, metrics: []Reading{{Name: "waiting", Target: 30000, Total: true,
-			Values: []int64{120000}}}, want: 1, limited: "up.max_step"},
+		{name: "rule 73: a total within the tolerance", size: 10, metrics: []Reading{waiting(325000)}, want: 10},
+		{name: "rule 73: a total, and shares", size: 4, metrics: []Reading{reading(same(4, 75)), waiting(10000)}, want: 6, why: "cpu is at 75 %"},
+		{name: "rule 73: from zero", policy: none, metrics: []Reading{waits, waiting(1)}, want: 1, why: "waiting is 0.001 in total"},
+		{name: "rule 75: from zero", policy: none, metrics: []Reading{waiting(120000)}, want: 1, limited: "up.max_step"},
 		{name: "rule 75: a count from zero", policy: func(p *config.Scaling) { none(p); p.Up.MaxStep = "3" },
-			metrics: []Reading{{Name: "waiting", Target: 30000, Total: true, Values: []int64{120000}}}, want: 3,
+			metrics: []Reading{waiting(120000)}, want: 3,
 			limited: "up.max_step"},
-		{name: "rule 73: stays at zero", policy: none, metrics: []Reading{{Name: "waiting", Target: 30000, Total: true,
-			Values: []int64{0}}}, want: 0},
-		{name: "rule 73: to zero", size: 1, policy: none, metrics: []Reading{{Name: "waiting", Target: 30000, Total: true,
-			Values: []int64{0}}}, want: 0, why: "waiting is 0 in total, with a target of 30 for each, which asks for 0"},
+		{name: "rule 73: stays at zero", policy: none, metrics: []Reading{waiting(0)}, want: 0},
+		{name: "rule 73: to zero", size: 1, policy: none, metrics: []Reading{waiting(0)}, want: 0, why: "waiting is 0 in total, with a target of 30 for each, which asks for 0"},
 		{name: "rule 76: from zero without an answer", policy: none, metrics: []Reading{waits, {Name: "waiting",
 			Target: 30000, Total: true, Problem: "no answer"}}, want: 0, why: "no answer, so that the size stays"},
 		{name: "rule 73: an unknown value beside others at the target", size: 4, metrics: []Reading{

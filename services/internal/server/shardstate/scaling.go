@@ -29,22 +29,36 @@ type InstanceNumbers struct {
 func (s *State) ScaledGroups() (out []ScaledGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.opts.Now()
-	for _, g := range s.groups {
-		if g.Scaling == nil || g.Deleted {
-			continue
+	for key := range s.groups {
+		if g, ok := s.scaledGroup(key); ok {
+			out = append(out, g)
 		}
-		scaled := ScaledGroup{Group: g.Group, Least: g.LeastAt(now)}
-		scaled.Size, _ = g.SizeAt(now)
-		for _, inst := range g.instances {
-			if p := &inst.plan; !p.OnDemand && plan.Counts(p) {
-				scaled.Instances = append(scaled.Instances, InstanceNumbers{p.ID, p.Healthy, p.LastReport,
-					inst.report.Metrics})
-			}
-		}
-		out = append(out, scaled)
 	}
 	return out
+}
+
+// ScaledGroup returns a group whose size the leader chooses.
+func (s *State) ScaledGroup(key config.GroupKey) (ScaledGroup, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scaledGroup(key)
+}
+
+func (s *State) scaledGroup(key config.GroupKey) (ScaledGroup, bool) {
+	g := s.groups[key]
+	if g == nil || g.Scaling == nil || g.Deleted {
+		return ScaledGroup{}, false
+	}
+	now := s.opts.Now()
+	scaled := ScaledGroup{Group: g.Group, Least: g.LeastAt(now)}
+	scaled.Size, _ = g.SizeAt(now)
+	for _, inst := range g.instances {
+		if p := &inst.plan; !p.OnDemand && plan.Counts(p) {
+			scaled.Instances = append(scaled.Instances, InstanceNumbers{p.ID, p.Healthy, p.LastReport,
+				inst.report.Metrics})
+		}
+	}
+	return scaled, true
 }
 
 // NoteScaling records the last choice of a group's size, for display.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -23,6 +25,9 @@ type Scaler struct {
 	State *shardstate.State
 	// Resize stores a group's new size and puts it in force, as [Store] does.
 	Resize func(ctx context.Context, key config.GroupKey, size int) error
+	// Read returns the value of a metric that is a total of the group. Its calls run in parallel, and end within
+	// [plan.ScalingEvery]. The error is a sentence for people.
+	Read   func(ctx context.Context, m config.ScalingMetric) (float64, error)
 	Record func(record.Event)
 	Log    *slog.Logger
 	Env    tasks.Env
@@ -38,16 +43,15 @@ type scaledGroup struct {
 	healthy map[ident.ID]time.Time
 }
 
-// maxNumber limits a metric, so that sums do not overflow.
-const maxNumber = 1e12
-
 // ErrHeld means that an operator has set a size that the leader must not change.
 var ErrHeld = errors.New("an operator holds the size")
 
 // Run chooses sizes until ctx ends.
 func (s *Scaler) Run(ctx context.Context) {
-	for s.Env.Sleep(ctx, plan.ScalingEvery) == nil {
+	for took := time.Duration(0); s.Env.Sleep(ctx, plan.ScalingEvery-took) == nil; {
+		began := s.Env.Now()
 		s.pass(ctx)
+		took = s.Env.Now().Sub(began)
 	}
 }
 
@@ -68,16 +72,22 @@ func Store(ctx context.Context, groups *shardconfig.Manager, key config.GroupKey
 	return err
 }
 
-// pass chooses the size of each group that has a scaling policy.
+// pass chooses the size of each group that has a scaling policy. Groups that need a number from a URL come after the
+// others, each when its numbers are there.
 func (s *Scaler) pass(ctx context.Context) {
 	known := map[config.GroupKey]*scaledGroup{}
+	var slow []shardstate.ScaledGroup
 	for _, g := range s.State.ScaledGroups() {
 		have := s.groups[g.GroupKey]
 		if have == nil {
 			have = &scaledGroup{since: s.Env.Now()}
 		}
 		known[g.GroupKey] = have
-		s.scale(ctx, g, have)
+		if slices.ContainsFunc(g.Scaling.Metrics, config.ScalingMetric.Total) {
+			slow = append(slow, g)
+		} else {
+			s.scale(ctx, g, have, nil)
+		}
 	}
 	for key := range s.groups {
 		if known[key] == nil {
@@ -85,12 +95,52 @@ func (s *Scaler) pass(ctx context.Context) {
 		}
 	}
 	s.groups = known
+	if len(slow) == 0 {
+		return
+	}
+	_ = s.Env.ForEach(ctx, len(slow), len(slow), func(ctx context.Context, i int) error {
+		before := slow[i]
+		totals := s.totals(ctx, before)
+		now, exists := s.State.ScaledGroup(before.GroupKey)
+		if exists && ctx.Err() == nil && reflect.DeepEqual(before.Scaling, now.Scaling) {
+			s.scale(ctx, now, known[now.GroupKey], totals)
+		}
+		return nil // a failure concerns only its group
+	})
 }
 
-func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scaledGroup) {
+// totals returns the readings of the metrics that are totals of the group, by the names of the metrics.
+func (s *Scaler) totals(ctx context.Context, g shardstate.ScaledGroup) map[string]plan.Reading {
+	metrics := slices.Clone(g.Scaling.Metrics)
+	metrics = slices.DeleteFunc(metrics, func(m config.ScalingMetric) bool { return !m.Total() })
+	readings := make([]plan.Reading, len(metrics))
+	_ = s.Env.ForEach(ctx, len(metrics), len(metrics), func(ctx context.Context, i int) error {
+		r := plan.Reading{Name: metrics[i].Name(), Target: target(metrics[i]), Total: true}
+		if !g.Static { // refused before: no tenant chooses what the leader reads
+			r.Problem = r.Name + " is only for groups in the shard's configuration"
+		} else if value, err := s.Read(ctx, metrics[i]); err != nil {
+			r.Problem = err.Error()
+		} else if n, ok := thousandths(value); ok {
+			r.Values = []int64{n}
+		} else {
+			r.Problem = fmt.Sprintf("%s is %g, with which no size can be computed", r.Name, value)
+		}
+		readings[i] = r
+		return nil
+	})
+	out := map[string]plan.Reading{}
+	for _, r := range readings {
+		out[r.Name] = r
+	}
+	return out
+}
+
+func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scaledGroup,
+	totals map[string]plan.Reading) {
 	now, alert := s.Env.Now(), shardstate.GroupError(plan.AlertScaling, g.GroupKey, ident.ID{})
 	d := plan.Scale(plan.ScalingInput{Now: now, Since: have.since, Policy: g.Scaling, Size: g.Size, Least: g.Least,
-		ChangedAt: have.changed, Metrics: have.read(g, s.State.Settings().HealthInterval, now), Asked: have.asked})
+		ChangedAt: have.changed, Metrics: have.read(g, totals, s.State.Settings().HealthInterval, now),
+		Asked: have.asked})
 	have.asked = d.Asked
 	if g.SizeHeld {
 		d.Why, d.Size, d.LimitedBy = "an operator holds the size; "+d.Why, g.Size, ""
@@ -116,11 +166,12 @@ func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scal
 	}
 }
 
-// read returns the metrics of a group as its agents last reported them.
+// read returns the metrics of a group: as its agents last reported them, or from totals.
 //
 // An instance has settled when it has been healthy for longer than a report takes, so that the numbers of the others
 // show what it does. Those that are healthy when the scaler begins have settled.
-func (have *scaledGroup) read(g shardstate.ScaledGroup, interval time.Duration, now time.Time) (out []plan.Reading) {
+func (have *scaledGroup) read(g shardstate.ScaledGroup, totals map[string]plan.Reading, interval time.Duration,
+	now time.Time) (out []plan.Reading) {
 	healthy := map[ident.ID]time.Time{}
 	for _, i := range g.Instances {
 		if !i.Healthy {
@@ -134,12 +185,11 @@ func (have *scaledGroup) read(g shardstate.ScaledGroup, interval time.Duration, 
 	}
 	have.healthy = healthy
 	for _, metric := range g.Scaling.Metrics {
-		r := plan.Reading{Name: metric.Name(), Target: int64(metric.Target()) * 1000, Total: metric.Total()}
-		if r.Total {
-			r.Problem = "the " + r.Name + " is not read yet"
-			out = append(out, r)
+		if metric.Total() {
+			out = append(out, totals[metric.Name()])
 			continue
 		}
+		r := plan.Reading{Name: metric.Name(), Target: target(metric)}
 		for _, i := range g.Instances {
 			since, isHealthy := healthy[i.ID]
 			value, ok := number(metric, i.Metrics)
@@ -160,8 +210,11 @@ func (have *scaledGroup) read(g shardstate.ScaledGroup, interval time.Duration, 
 	return out
 }
 
+// target returns the target of a metric in thousandths of its unit.
+func target(metric config.ScalingMetric) int64 { return int64(metric.Target()) * 1000 }
+
 // number returns a metric of an instance in thousandths of the unit of its target.
-func number(metric config.ScalingMetric, m shardstate.Metrics) (thousandths int64, ok bool) {
+func number(metric config.ScalingMetric, m shardstate.Metrics) (int64, bool) {
 	var value float64
 	switch {
 	case metric.CPU != nil:
@@ -173,5 +226,14 @@ func number(metric config.ScalingMetric, m shardstate.Metrics) (thousandths int6
 	default:
 		return 0, false
 	}
-	return int64(math.Ceil(value * 1000)), m.MemoryTotal > 0 && value >= 0 && value < maxNumber
+	n, ok := thousandths(value)
+	return n, ok && m.MemoryTotal > 0
+}
+
+// thousandths returns a number in thousandths. ok is false for a number that cannot be that of a metric.
+func thousandths(value float64) (n int64, ok bool) {
+	if value >= 0 && value <= plan.MaxScalingValue {
+		return int64(math.Ceil(value * 1000)), true
+	}
+	return 0, false
 }
