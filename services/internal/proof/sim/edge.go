@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -72,6 +73,43 @@ func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, e
 		delete(c.world.fleet.asked, req.Tags.Instance) // this answer is definite: the call created no VM
 	}
 	return vm, err
+}
+
+// CreateBatch implements infra.Batch.
+func (c cloud) CreateBatch(ctx context.Context, req infra.BatchRequest) ([]infra.VM, error) {
+	for _, one := range single(req) {
+		c.world.people.trial.asks(one)
+	}
+	vms, err := c.Provider.CreateBatch(ctx, req)
+	if err == nil && c.world.caller().repeats(cloudRepeated, req.Batch.String()) {
+		second, err := c.Provider.CreateBatch(again(ctx), req)
+		if infra.ClassOf(err) == infra.Capacity {
+			return vms, nil // a provider that has the VMs does not return this error
+		}
+		return second, err
+	}
+	if err == nil || infra.ClassOf(err) == infra.Capacity {
+		made := map[ident.ID]bool{}
+		for _, vm := range vms {
+			made[vm.Tags.Instance] = true
+		}
+		for _, one := range single(req) {
+			if !made[one.Tags.Instance] {
+				delete(c.world.fleet.asked, one.Tags.Instance) // this answer is definite: no call makes this VM
+			}
+		}
+	}
+	return vms, err
+}
+
+// single returns the requests for the VMs of a batch.
+func single(batch infra.BatchRequest) (requests []infra.CreateRequest) {
+	for n := range batch.Count {
+		one := batch.VM
+		one.Tags = batch.Tags(n)
+		requests = append(requests, one)
+	}
+	return requests
 }
 
 // Delete implements infra.Provider.

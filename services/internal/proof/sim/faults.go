@@ -135,7 +135,8 @@ func (w *World) crash(s *server, in time.Duration, d *dice) {
 	})
 }
 
-var changesVMs = []mock.Kind{mock.Create, mock.Delete, mock.Register, mock.Deregister, mock.Acquire, mock.Release}
+var changesVMs = []mock.Kind{mock.Create, mock.CreateBatch, mock.Delete, mock.Register, mock.Deregister, mock.Acquire,
+	mock.Release}
 
 // injectProvider checks a call to the provider and decides its fault.
 func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome {
@@ -148,6 +149,13 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	case ctx.Value(againKey{}) != nil:
 	case call.Kind == mock.Create:
 		w.checkCreate(s, call)
+	case call.Kind == mock.CreateBatch:
+		w.result.Batches++
+		for _, one := range single(*call.Batch) {
+			member := call
+			member.Instance, member.Request = one.Tags.Instance, &one
+			w.checkCreate(s, member)
+		}
 	case call.Kind == mock.Delete:
 		w.checkDelete(s, call)
 	case mutates:
@@ -160,8 +168,12 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		return mock.Outcome{}
 	}
 	about := call.ProviderID
+	request := call.Request
 	if !call.Instance.IsZero() {
 		about = call.Instance.String()
+	}
+	if call.Batch != nil {
+		about, request = call.Batch.Batch.String(), &call.Batch.VM
 	}
 	occasion := s.occasion(string(call.Kind), about)
 	d := dice{occasion}
@@ -186,7 +198,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		case cloudLate:
 			return mutates && call.Kind != mock.Register // no later check finds a VM registered after its end
 		case cloudFull:
-			return call.Kind == mock.Create && call.Request.InstanceType == "small"
+			return request != nil && request.InstanceType == "small"
 		case crashBefore, crashAfter, pauseAtCall:
 			return mutates || again < 0.1
 		case cloudSlow:
@@ -195,7 +207,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		return false
 	})
 	if !befallen {
-		if call.Kind == mock.Create && call.Request.Tags.Spot && w.sched.now.Before(w.scarceUntil) && !w.quiet {
+		if request != nil && request.Tags.Spot && w.sched.now.Before(w.scarceUntil) && !w.quiet {
 			out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no spot capacity")
 		}
 		return out
@@ -216,7 +228,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)
 	case cloudFull:
-		out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no %s left", call.Request.InstanceType)
+		out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no %s left", request.InstanceType)
 	case cloudSlow:
 		slow := d.between(200*time.Millisecond, 8*time.Second)
 		if d.IntN(2) == 0 {

@@ -73,15 +73,15 @@ func TestWorlds(t *testing.T) {
 	total, played, broken := playAll(t, first, more, isSwarm)
 	took := time.Since(began)
 	t.Logf("%d worlds from seed %d on, %.0f shard-hours in %v (%.0f in a real minute): %d terms, %d of heirs, %d "+
-		"create calls, %d delete calls, %d replacements, %d faults, %d steps",
+		"creates, %d batches, %d delete calls, %d replacements, %d faults, %d steps",
 		played, first, total.Simulated.Hours(), took.Round(time.Millisecond), total.Simulated.Hours()/took.Minutes(),
-		total.Terms, total.Inherited, total.Creates,
+		total.Terms, total.Inherited, total.Creates, total.Batches,
 		total.Deletes, total.Replaced, total.Faults, total.Steps)
 	if isSwarm {
 		reportRules(t, broken)
 	}
 	if n := int(played); n >= fixed && !limited() && (total.Terms < 2*n || total.Inherited < n || total.Creates < 5*n ||
-		total.Replaced < 2*n || total.Faults < 10*n) {
+		total.Batches < n/2 || total.Replaced < 2*n || total.Faults < 10*n) {
 		t.Errorf("these worlds were too peaceful to prove anything")
 	}
 	if played < fixed {
@@ -167,6 +167,7 @@ func (r *Result) add(o Result) {
 	r.Terms += o.Terms
 	r.Inherited += o.Inherited
 	r.Creates += o.Creates
+	r.Batches += o.Batches
 	r.Deletes += o.Deletes
 	r.Faults += o.Faults
 	r.Replaced += o.Replaced

@@ -135,10 +135,19 @@ func (s *server) lead(number uint64) {
 	t.leader = leader.NewLeader(&execute.Executor{
 		Owner: ours, Incarnation: s.process.name, Authority: t, Provider: cloud{w.provider, w}, Renderer: renderer{t},
 		Files: t, Groups: t, Env: t.env, Log: slog.New(tracer{w, s.process.name}),
+		Batches: w.batches,
 		Entered: func(after time.Duration) { w.sched.current.decided = w.sched.now.Add(-after) },
 	}, records{state, w}, events{w, t}, t.wakeLoop)
 	t.leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	t.env.Go("lead", t.takeOver)
+}
+
+// batches makes the leaders of every other World create instances in batches of two or more.
+func (w *World) batches() int {
+	if w.opts.Seed%2 == 0 {
+		return 2
+	}
+	return 0
 }
 
 // takeOver does what the main package of the server does at the start of a term.
@@ -275,6 +284,14 @@ func (r renderer) Images() map[string]string {
 func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	return filegen.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
 		Hostname: rec.ID.String(), Image: cmp.Or(group.Images["image"], r.term.image, "image-fallback")}, nil
+}
+
+// RenderBatch implements execute.BatchRenderer.
+func (r renderer) RenderBatch(ctx context.Context, group config.Group, rec record.Instance, batch ident.Batch) (
+	filegen.Machine, bool, error) {
+	machine, err := r.Render(ctx, group, rec)
+	machine.Userdata, machine.Hostname = []byte("nonce for "+batch.String()), ""
+	return machine, true, err
 }
 
 // records is the leader's access to the bucket.

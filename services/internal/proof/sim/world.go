@@ -48,10 +48,10 @@ type Options struct {
 
 // Result describes a run.
 type Result struct {
-	Simulated                                 time.Duration
-	Steps                                     uint64
-	Terms, Creates, Deletes, Faults, Replaced int
-	Inherited                                 int // number of takeovers by an heir
+	Simulated                                          time.Duration
+	Steps                                              uint64
+	Terms, Creates, Batches, Deletes, Faults, Replaced int
+	Inherited                                          int // number of takeovers by an heir
 	// Kinds counts the faults of each kind.
 	Kinds map[Kind]int
 	// Injected are the faults of this run, in order.

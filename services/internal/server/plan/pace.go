@@ -87,6 +87,8 @@ type WaitingCreates struct {
 	// Needed and Voluntary count the waiting calls of the group: those for instances that the group lacks, and those
 	// for voluntary replacements. ShardNeeded counts the needed ones of all groups.
 	Needed, Voluntary, ShardNeeded int
+	// PerCall is how many instances of the group one call can create. 0 means one.
+	PerCall int
 }
 
 // paced is rule 43 (create late). lacking is the number of instances that the group lacks, and voluntary the number of
@@ -97,7 +99,8 @@ func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	if !w.Pace.Limited(g.Now) {
 		return lacking, voluntary, out
 	}
-	n, m := min(lacking, max(0, createsAhead-w.Needed)), min(voluntary, max(0, createsAhead-w.Voluntary))
+	ahead := func(waiting int) int { return max(0, createsAhead-waiting) * max(1, w.PerCall) }
+	n, m := min(lacking, ahead(w.Needed)), min(voluntary, ahead(w.Voluntary))
 	if n < lacking || w.Needed > 0 || w.ShardNeeded > 0 {
 		m = 0
 	}

@@ -54,6 +54,11 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	}
 	err := x.attempt(ctx, group, places, refused, order{action: action, known: settlePending,
 		begun: x.Env.Now()})
+	x.report(ctx, key, action, err)
+}
+
+// report reports the result of a create action to the State.
+func (x *Executor) report(ctx context.Context, key config.GroupKey, action plan.Action, err error) {
 	backoffKey := shardstate.GroupError(plan.AlertProvider, key, ident.ID{})
 	switch {
 	case err == nil:
@@ -194,10 +199,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	x.State.Use(rec, reservation.Token, o.action.Finishes())
 	o.known()
 	request := infra.CreateRequest{
-		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
-			InfraHash: rec.InfraHash,
-			Group:     rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt,
-			OnDemand: rec.OnDemand, Spot: rec.Spot},
+		Tags: x.tags(&rec),
 		Arch: group.Arch, InstanceType: place.instanceType, Subnet: place.subnet,
 		Args: machine.Args, Userdata: machine.Userdata, Hostname: machine.Hostname,
 	}
@@ -221,8 +223,21 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.recordTombstoneRefused(ctx, rec.ID, err)
 		return err
 	}
+	return x.recordVM(ctx, rec, vm, entered)
+}
+
+// tags returns the tags of an instance's VM.
+func (x *Executor) tags(rec *record.Instance) infra.Tags {
+	return infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
+		InfraHash: rec.InfraHash,
+		Group:     rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt,
+		OnDemand: rec.OnDemand, Spot: rec.Spot}
+}
+
+// recordVM records the provider's answer to a create call that was made at the time entered.
+func (x *Executor) recordVM(ctx context.Context, rec record.Instance, vm infra.VM, entered time.Time) error {
 	x.State.Answered(rec.ID, vm, entered)
-	err = x.retryWrite(ctx, func() error {
+	err := x.retryWrite(ctx, func() error {
 		_, err := x.Update(ctx, rec.ID, func(r *record.Instance) { created(r, rec, vm) })
 		return err
 	})

@@ -109,6 +109,10 @@ type Executor struct {
 	// CreateFailed, if set, is called with the class of each creation that failed.
 	CreateFailed func(class string)
 
+	// Batches, if set, returns from how many creates on one call makes them, usually SmallestBatch. 0 means never.
+	Batches func() int
+
+	batches  batches
 	capacity capacity
 	delays   delays
 	refills  refills

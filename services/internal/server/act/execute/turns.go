@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
@@ -101,10 +102,14 @@ func (t *turns) answered(err error, now time.Time) {
 
 // WaitingCreates counts the create calls that wait for their turn. The plan of the group depends on the counts.
 func (x *Executor) WaitingCreates(group config.GroupKey) plan.WaitingCreates {
+	perCall := 1
+	if known, ok := x.State.Group(group); ok && x.smallestBatch(known) > 0 {
+		perCall = ident.BatchSize
+	}
 	t := &x.turns
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w := plan.WaitingCreates{Pace: t.pace}
+	w := plan.WaitingCreates{Pace: t.pace, PerCall: perCall}
 	for _, turn := range t.waiting {
 		switch {
 		case turn.Voluntary && turn.Group == group:

@@ -144,9 +144,24 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		waiting = append(waiting, key)
 	}
 	l.use(&l.creates, creates, resumeCreates, waiting...) // slots may have become free since they were counted
-	for _, action := range decision.Actions {
-		l.start(ctx, key, action)
+	for _, part := range l.Executor.Together(key, decision.Actions) {
+		if len(part) == 1 {
+			l.start(ctx, key, part[0])
+		} else {
+			l.startTogether(ctx, key, part)
+		}
 	}
+}
+
+// startTogether starts creates that one call can make.
+func (l *Loop) startTogether(ctx context.Context, key config.GroupKey, creates []plan.Action) {
+	for _, action := range creates {
+		l.count(action.Kind)
+	}
+	l.Env.Go("create together", func() {
+		defer l.use(&l.creates, -len(creates), resumeCreates)
+		l.Executor.CreateMany(ctx, key, creates)
+	})
 }
 
 // snapshot returns the input for the plan of a group. It does not apply the limit of concurrent creates. It may
