@@ -185,6 +185,8 @@ type NonceSpec struct {
 	// ID is the ID of the instance or of the operator. It is required for an instance. If it is zero for an operator,
 	// the operator gets a new ID.
 	ID ident.ID
+	// Batch takes the place of ID in the nonce that all VMs of a batch get. Each of them can register with it once.
+	Batch ident.Batch
 	// Shard, Group and ConfigHash are those of the instance. They are empty for operators, which can register with any
 	// shard.
 	Shard, Group, ConfigHash string
@@ -199,7 +201,8 @@ type NonceSpec struct {
 type NonceClaims struct {
 	Role                     Role
 	Cluster, Tenant          string
-	ID                       ident.ID // of the instance or operator
+	ID                       ident.ID // of the instance or operator; zero: the nonce is for the instances of Batch
+	Batch                    ident.Batch
 	Shard, Group, ConfigHash string
 	OnDemand                 bool
 	OperatorRole             record.OperatorRole // "": the default
@@ -252,7 +255,7 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 	now = now.UTC().Truncate(time.Second)
 	ttl := spec.TTL
 	c := NonceClaims{
-		Role: spec.Role, Cluster: spec.Cluster, Tenant: spec.Tenant, ID: spec.ID,
+		Role: spec.Role, Cluster: spec.Cluster, Tenant: spec.Tenant, ID: spec.ID, Batch: spec.Batch,
 		Shard: spec.Shard, Group: spec.Group, ConfigHash: spec.ConfigHash, OnDemand: spec.OnDemand,
 		OperatorRole: spec.OperatorRole,
 		IssuedAt:     now, NotBefore: now.Add(-Skew),
@@ -292,7 +295,13 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 
 // validate checks claims before they are signed and after their signature was verified.
 func (c NonceClaims) validate() error {
-	if err := (Identity{Role: c.Role, Cluster: c.Cluster, Tenant: c.Tenant, ID: c.ID}).Validate(); err != nil {
+	id := c.ID
+	if c.Role == RoleAgent && id.IsZero() {
+		id = c.Batch.First()
+	} else if !c.Batch.IsZero() {
+		return errors.New("only an instance's nonce can be for a batch, and then it has no ID")
+	}
+	if err := (Identity{Role: c.Role, Cluster: c.Cluster, Tenant: c.Tenant, ID: id}).Validate(); err != nil {
 		return err
 	}
 	switch c.Role {
@@ -326,7 +335,7 @@ func (c NonceClaims) validate() error {
 }
 
 func (c NonceClaims) wire() *wireClaims {
-	subject := c.ID.String()
+	subject := c.ID.String() + c.Batch.String() // one of them is zero
 	if c.Role == RoleOperator {
 		subject = c.Cluster
 	}
@@ -354,11 +363,12 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 		}
 		text = w.ID
 	}
-	id, err := ident.ParseID(text)
-	if err != nil {
-		return NonceClaims{}, err
+	var err error
+	if c.Batch, err = ident.ParseBatch(text); err != nil {
+		if c.ID, err = ident.ParseID(text); err != nil {
+			return NonceClaims{}, err
+		}
 	}
-	c.ID = id
 	return c, c.validate()
 }
 

@@ -57,6 +57,21 @@ func TestNonceClaims(t *testing.T) {
 	}
 }
 
+// TestNonceOfBatch checks that the nonce of a batch names no instance.
+func TestNonceOfBatch(t *testing.T) {
+	spec := agentNonce(t)
+	spec.Batch, spec.ID = spec.ID.Batch(), ident.ID{}
+	key := nonceKey(t)
+	nonce, want, err := authority.MintNonce(key, spec, random(1), t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := authority.ParseNonce(key.Accepted(), "example", nonce.Reveal(), t0, false)
+	if err != nil || got != want || got.Batch != spec.Batch || !got.ID.IsZero() {
+		t.Errorf("%+v, %v, want %+v", got, err, want)
+	}
+}
+
 func TestMintRefuses(t *testing.T) {
 	for name, change := range map[string]func(*authority.NonceSpec){
 		"role":       func(s *authority.NonceSpec) { s.Role = authority.RoleServer },
@@ -70,6 +85,11 @@ func TestMintRefuses(t *testing.T) {
 		"short":      func(s *authority.NonceSpec) { s.TTL = time.Second - 1 },
 		"long hash":  func(s *authority.NonceSpec) { s.ConfigHash = strings.Repeat("a", 129) },
 		"other role": func(s *authority.NonceSpec) { s.Role = authority.RoleOperator; s.ID = operator(t).ID },
+		"both":       func(s *authority.NonceSpec) { s.Batch = s.ID.Batch() },
+		"batch of operators": func(s *authority.NonceSpec) {
+			*s = operatorNonce()
+			s.Batch = operator(t).ID.Batch()
+		},
 	} {
 		spec := agentNonce(t)
 		change(&spec)

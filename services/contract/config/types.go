@@ -157,6 +157,9 @@ type Attestation struct {
 	// shard's region: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/regions-certs.html. gcp-identity-token needs
 	// none, because Google publishes its keys.
 	Certificates string `json:"certificates,omitempty" support:"hidden"`
+	// Whether one call may create several VMs of a group. They get the same boot script, and attestation tells them
+	// apart. Set it when all servers of the shard and the agents in all images are of a version that knows it.
+	Batches bool `json:"batches,omitempty"`
 }
 
 // Provider configures the source of the shard's VMs. The provider itself defines and checks Options.

@@ -129,7 +129,7 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 		Nonce:     string(nonce),
 		PublicKey: key.Public().(ed25519.PublicKey),
 		Ipv4:      facts.IPv4, Ipv6: facts.IPv6, Hostname: facts.Hostname,
-		Attestation: proof,
+		Attestation: proof, InstanceId: c.ID.String(),
 	})
 	if err != nil {
 		if unproven != nil {

@@ -17,11 +17,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent/check"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 	"github.com/nstance-kit/nstance/services/internal/daemon/systemd"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // farewell is the time limit for telling the server why the agent ends.
@@ -29,6 +31,14 @@ const farewell = 3 * time.Second
 
 // Run runs the agent of this machine. It returns nil after a signal or the end of ctx, and an error if it cannot start.
 func Run(ctx context.Context, s Settings, version string, log *slog.Logger) error {
+	if !s.Batch.IsZero() {
+		cloud := notice.Find(s.Provider, notice.Firmware{FS: os.DirFS("/sys/class/dmi/id")})
+		id, err := member(ctx, cloud, s.Batch, log)
+		if err != nil {
+			return err
+		}
+		s.ID = id
+	}
 	log = log.With("instance", s.ID.String())
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -76,6 +86,27 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 		return err
 	}
 	return nil
+}
+
+// member asks the machine's cloud until it tells which instance of a batch has this machine as its VM.
+func member(ctx context.Context, cloud notice.Cloud, batch ident.Batch, log *slog.Logger) (ident.ID, error) {
+	if cloud.Member == nil {
+		return ident.ID{}, fmt.Errorf("%sINSTANCE_ID is batch %s, but the cloud of this machine (%s) creates no batches",
+			Prefix, batch, cloud.Name)
+	}
+	for delays := newDelays(); ; {
+		call, cancel := context.WithTimeout(ctx, attestTimeout)
+		id, err := cloud.Member(call, notice.Options{Log: log}, batch)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return id, err
+		}
+		log.Warn("The cloud does not tell yet which instance of the batch this machine is", "batch", batch.String(),
+			"error", err)
+		if err := tasks.Sleep(ctx, delays.NextBackOff()); err != nil {
+			return ident.ID{}, err
+		}
+	}
 }
 
 // assemble makes the client of this machine.

@@ -26,8 +26,10 @@ const Prefix = "NSTANCE_"
 type Settings struct {
 	RegistrationAddrs, AgentAddrs []string
 	ID                            ident.ID
-	Kind                          string // the prefix of the ID
-	Hostname, FQDN, IPv4, IPv6    string
+	// Batch is the batch in which the VM was created. If it is not zero, ID is not known yet.
+	Batch                      ident.Batch
+	Kind                       string // the prefix of the ID
+	Hostname, FQDN, IPv4, IPv6 string
 
 	IdentityDir, KeysDir, RecvDir    string
 	IdentityMode, KeysMode, RecvMode fs.FileMode
@@ -64,8 +66,15 @@ func variables() []variable {
 			}},
 		{"SERVER_AGENT_ADDR", true, "", "host:port of the server's agent service; several likewise",
 			func(s *Settings, v string) (err error) { s.AgentAddrs, err = endpoints.ParseAddrs(v); return err }},
-		{"INSTANCE_ID", true, "", "the instance's ID, a puidv7",
-			func(s *Settings, v string) (err error) { s.ID, err = ident.ParseID(v); return err }},
+		{"INSTANCE_ID", true, "", "the instance's ID, a puidv7; or its batch, with a plus sign at the end",
+			func(s *Settings, v string) (err error) {
+				if s.Batch, err = ident.ParseBatch(v); err == nil {
+					s.ID = s.Batch.First() // until the cloud tells
+					return nil
+				}
+				s.ID, err = ident.ParseID(v)
+				return err
+			}},
 		{"INSTANCE_KIND", false, "", "the prefix of the ID, for userdata that wants to say it; it must agree",
 			func(s *Settings, v string) error { s.Kind = v; return ident.ValidatePrefix(v) }},
 		{"INSTANCE_HOSTNAME", false, "", "host name; detected",

@@ -33,7 +33,7 @@ func TestSettingsWithWhiteSpace(t *testing.T) {
 		"NSTANCE_SERVER_AGENT_ADDR= 10.0.0.100:8994, server.example:9004\r\n", "NSTANCE_INSTANCE_ID=" + exampleID +
 			"\n",
 		"NSTANCE_DEBUG=true\r", "NSTANCE_HOOK=echo a\r\necho b\r\n", "NSTANCE_RECV_EXTENSIONS=\r"})
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(ident.ID{})); err != nil || d != "" {
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(ident.ID{}, ident.Batch{})); err != nil || d != "" {
 		t.Errorf("%v\n%s", err, d)
 	}
 }
@@ -55,7 +55,7 @@ func TestSettingsDefaults(t *testing.T) {
 		IdentityMode: 0o600, KeysMode: 0o640, RecvMode: 0o640,
 		HookTimeout: time.Minute, SpotPollInterval: 2 * time.Second,
 	}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(ident.ID{}, ident.Batch{})); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"NSTANCE_RECV_DIRS"}, unknown); diff != "" {
@@ -158,4 +158,17 @@ func FuzzParseSettings(f *testing.F) {
 			t.Errorf("%s=%q gave %+v, %v", name, value, s, unknown)
 		}
 	})
+}
+
+func TestSettingsOfBatch(t *testing.T) {
+	id, err := ident.ParseID(exampleID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := id.Batch()
+	got, _, err := agent.ParseSettings(append(required(), "NSTANCE_INSTANCE_ID="+batch.String(),
+		"NSTANCE_INSTANCE_KIND=acc"))
+	if err != nil || got.Batch != batch || got.Kind != "acc" {
+		t.Errorf("%+v, %v", got, err)
+	}
 }

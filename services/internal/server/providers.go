@@ -11,6 +11,7 @@ import (
 	contractcloud "github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
@@ -114,7 +115,7 @@ func (m ownMachine) verify(ctx context.Context, shard *config.Shard) error {
 
 // attest checks an agent's proof of the VM that it runs on, if the configuration requires one.
 func (s *server) attest(ctx context.Context, proof []byte, vm infra.VM) error {
-	if s.manager.Shard().Server.Attestation == nil {
+	if !s.attested() {
 		return nil
 	}
 	attestor, ok := infra.Capability[infra.Attestor](s.machine.Provider)
@@ -122,6 +123,17 @@ func (s *server) attest(ctx context.Context, proof []byte, vm infra.VM) error {
 		return infra.Errorf(infra.Denied, "attest "+vm.ProviderID, "the provider cannot check attestations")
 	}
 	return attestor.Attest(ctx, proof, vm)
+}
+
+// attested reports whether the configuration requires agents to prove on which VM they run.
+func (s *server) attested() bool { return s.manager.Shard().Server.Attestation != nil }
+
+// batches returns from how many creates of a group on one call makes them. 0 means never.
+func (s *server) batches() int {
+	if a := s.manager.Shard().Server.Attestation; a == nil || !a.Batches {
+		return 0
+	}
+	return execute.SmallestBatch
 }
 
 // configureProvider passes the new configuration to the provider. In the background, it verifies the configuration and

@@ -33,7 +33,9 @@ type RegisterAgentRequest struct {
 	Hostname  string `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	// Proof of the VM that the agent runs on, where its cloud gives one: at most 8 KiB. For AWS, the instance identity
 	// document with its RSA-2048 signature.
-	Attestation   []byte `protobuf:"bytes,6,opt,name=attestation,proto3" json:"attestation,omitempty"`
+	Attestation []byte `protobuf:"bytes,6,opt,name=attestation,proto3" json:"attestation,omitempty"`
+	// With the nonce of a batch: the instance of the batch that the agent says it is. The attestation must prove it.
+	InstanceId    string `protobuf:"bytes,7,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -108,6 +110,13 @@ func (x *RegisterAgentRequest) GetAttestation() []byte {
 		return x.Attestation
 	}
 	return nil
+}
+
+func (x *RegisterAgentRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
 }
 
 type RegisterAgentResponse struct {
@@ -375,7 +384,7 @@ var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x01\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd2\x01\n" +
 	"\x14RegisterAgentRequest\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\tR\x05nonce\x12\x1d\n" +
 	"\n" +
@@ -383,7 +392,9 @@ const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x1a\n" +
 	"\bhostname\x18\x05 \x01(\tR\bhostname\x12 \n" +
-	"\vattestation\x18\x06 \x01(\fR\vattestation\"\x8f\x01\n" +
+	"\vattestation\x18\x06 \x01(\fR\vattestation\x12\x1f\n" +
+	"\vinstance_id\x18\a \x01(\tR\n" +
+	"instanceId\"\x8f\x01\n" +
 	"\x15RegisterAgentResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x127\n" +
 	"\tnot_after\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x1b\n" +

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
@@ -32,6 +33,19 @@ var aws = Cloud{
 		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
 		document, _, err := NewAWS(o).get(ctx, identityPath)
 		return document, err
+	},
+	Member: func(ctx context.Context, o Options, batch ident.Batch) (ident.ID, error) {
+		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
+		text, _, err := NewAWS(o).get(ctx, launchIndexPath)
+		if err != nil {
+			return ident.ID{}, err
+		}
+		index, err := strconv.Atoi(string(text))
+		id, ok := batch.Member(index)
+		if err != nil || !ok {
+			return ident.ID{}, fmt.Errorf("the launch index is %.100q", text)
+		}
+		return id, nil
 	},
 }
 
@@ -63,6 +77,9 @@ const (
 	// identityPath is the path of the signed instance identity document, PKCS #7 in base64.
 	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/verify-rsa2048.html
 	identityPath = "/latest/dynamic/instance-identity/rsa2048"
+	// launchIndexPath is the path of the number that the instance has among those that one call launched.
+	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/AMI-launch-index-examples.html
+	launchIndexPath = "/latest/meta-data/ami-launch-index"
 	// tokenLife is the longest lifetime that IMDSv2 grants. A token that IMDSv2 refuses is replaced sooner.
 	tokenLife = 6 * time.Hour
 )

@@ -4,6 +4,8 @@ import (
 	"context"
 	"io/fs"
 	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // NoCloud is the name for a machine that is not a VM of any of the [Clouds].
@@ -23,6 +25,8 @@ type Cloud struct {
 	// Attest returns a proof that identifies the VM. The agent sends the proof when it registers its instance. The
 	// field is nil if the cloud gives no proofs.
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
+	// Member returns the instance of a batch whose VM this machine is. The field is nil if the cloud creates no batches.
+	Member func(ctx context.Context, o Options, batch ident.Batch) (ident.ID, error)
 }
 
 // Source watches for the cloud's notices about the VM.

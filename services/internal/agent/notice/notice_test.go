@@ -2,6 +2,7 @@ package notice
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // imds is a fake metadata service. It implements only what the watchers use.
@@ -413,6 +415,36 @@ func TestAWSAttest(t *testing.T) {
 	for _, name := range []string{"proxmox", NoCloud} {
 		if Find(name, Firmware{}).Attest != nil {
 			t.Errorf("%s has a proof, but no server can check it", name)
+		}
+	}
+}
+
+// TestAWSMember checks that an EC2 instance knows its instance ID from its launch index.
+func TestAWSMember(t *testing.T) {
+	answer := "3"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text := goodToken
+		if r.Method == http.MethodGet {
+			text = answer
+			if r.URL.Path != "/latest/meta-data/ami-launch-index" {
+				t.Errorf("asked %s", r.URL.Path)
+			}
+		}
+		_, _ = w.Write([]byte(text))
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.URL+"/")
+	batch, err := ident.NewBatch("wrk", time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ := batch.Member(3)
+	if id, err := Find("aws", Firmware{}).Member(t.Context(), Options{}, batch); err != nil || id != want {
+		t.Errorf("%s, %v, want %s", id, err, want)
+	}
+	for _, answer = range []string{"", "x", "-1", "128", "3\n4"} {
+		if id, err := Find("aws", Firmware{}).Member(t.Context(), Options{}, batch); err == nil {
+			t.Errorf("launch index %q: %s", answer, id)
 		}
 	}
 }

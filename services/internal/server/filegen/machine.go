@@ -7,12 +7,15 @@ import (
 	"encoding/base64"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
@@ -48,6 +51,60 @@ func (g *Generator) Render(ctx context.Context, group config.Group, rec record.I
 		return Machine{}, err
 	}
 	return g.render(ctx, shard, &group, &rec, render.Nonce(nonce.Reveal()))
+}
+
+// RenderBatch renders the VMs of a batch, with one new registration nonce in the boot script of all. rec is the record
+// of one of the batch's instances. The result has no host name. ok is false if the VMs differ in more than their IDs, or
+// if the boot script uses the ID for more than to start the agent.
+func (g *Generator) RenderBatch(ctx context.Context, group config.Group, rec record.Instance, batch ident.Batch) (
+	machine Machine, ok bool, err error) {
+	shard := g.shard.Load()
+	if shard == nil {
+		return Machine{}, false, errUnconfigured
+	}
+	nonce, _, err := authority.MintNonce(g.options.NonceKey, authority.NonceSpec{
+		Role: authority.RoleAgent, Cluster: shard.Cluster.ID, Tenant: rec.Tenant, Batch: batch,
+		Shard: shard.Server.Shard, Group: rec.Group, ConfigHash: rec.InfraHash, TTL: shard.NonceTTL,
+	}, g.options.Rand, g.options.Now())
+	if err != nil {
+		return Machine{}, false, err
+	}
+	encoding := group.Userdata.Encoding
+	group.Userdata.Encoding = "plain"
+	var first Machine
+	for n := range 2 {
+		rec.ID, _ = batch.Member(n)
+		m, err := g.render(ctx, shard, &group, &rec, render.Nonce(nonce.Reveal()))
+		if err != nil {
+			return Machine{}, false, err
+		}
+		script, starts := nameBatch(string(m.Userdata), rec.ID, batch)
+		m.Userdata, m.Hostname = []byte(script), ""
+		if !starts || n > 0 && !reflect.DeepEqual(m, first) {
+			return Machine{}, false, nil
+		}
+		first = m
+	}
+	if first.Userdata, err = encode(encoding, string(first.Userdata)); err != nil {
+		return Machine{}, false, fmt.Errorf("userdata: %w", err)
+	}
+	return first, true, nil
+}
+
+// nameBatch replaces an instance's ID with its batch in the lines of a boot script that start the agent. It returns
+// false if the ID is in another line.
+func nameBatch(script string, id ident.ID, batch ident.Batch) (string, bool) {
+	lines := strings.SplitAfter(script, "\n")
+	for n, line := range lines {
+		if !strings.Contains(line, id.String()) {
+			continue
+		}
+		if !strings.Contains(line, "NSTANCE_INSTANCE_ID=") && !strings.Contains(line, "/identity/instance") {
+			return "", false
+		}
+		lines[n] = strings.ReplaceAll(line, id.String(), batch.String())
+	}
+	return strings.Join(lines, ""), true
 }
 
 // render is like Machine, but with a given nonce. It is deterministic.

@@ -18,11 +18,15 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
-// agent registers an instance's agent. proof shows on which VM the agent runs.
-func (c *call) agent(proof []byte) (certificate, error) {
+// agent registers an instance's agent. proof shows on which VM the agent runs. instance is the ID that the agent says it
+// has.
+func (c *call) agent(proof []byte, instance string) (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
 		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",
 			c.claims.Shard, c.leader.Shard)
+	}
+	if err := c.member(instance); err != nil {
+		return certificate{}, err
 	}
 	id := c.claims.ID
 	rec, _, ok := c.leader.State.Record(id)
@@ -100,6 +104,34 @@ func (c *call) agent(proof []byte) (certificate, error) {
 	return cert, nil
 }
 
+// member makes the nonce of a batch one of the instance that the agent says it is. All VMs of the batch have this nonce,
+// so the agent's proof must show that it runs on the VM of that instance.
+func (c *call) member(instance string) error {
+	if c.claims.Batch.IsZero() {
+		return nil
+	}
+	if !c.attested() {
+		return c.errUnattested()
+	}
+	id, err := ident.ParseID(instance)
+	if err != nil || !c.claims.Batch.Has(id) {
+		return status.Errorf(codes.PermissionDenied, "instance_id: %.100q is no instance of batch %s", instance,
+			c.claims.Batch)
+	}
+	c.claims.ID = id
+	return nil
+}
+
+// attested reports whether the configuration requires proofs.
+func (c *call) attested() bool {
+	return c.leader.Attest != nil && c.leader.Attested != nil && c.leader.Attested()
+}
+
+func (c *call) errUnattested() error {
+	return status.Errorf(codes.PermissionDenied,
+		"nonce: is for batch %s, and only server.attestation can tell its VMs apart", c.claims.Batch)
+}
+
 // takeKey makes the key in the request the key of the instance, for ever. The agents of two VMs have the same key if an
 // image or a disk was copied from a VM. The refused agent makes another key. Its nonce is not consumed.
 func (c *call) takeKey(rec *record.Instance) error {
@@ -145,6 +177,8 @@ func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 	}
 	vm, _ := c.leader.State.VM(rec.ID)
 	switch err := c.leader.Attest(c.ctx, proof, vm); {
+	case err == nil && !c.claims.Batch.IsZero() && !c.attested():
+		return c.errUnattested() // the configuration has changed, so the proof may not have been checked
 	case err == nil:
 		return nil
 	case len(proof) == 0:

@@ -66,6 +66,9 @@ type Registrar struct {
 	// with [infra.Denied] if the proof is wrong. After any other error, the agent tries again, because the proof could
 	// not be checked. If Attest is nil, no proof is checked.
 	Attest func(ctx context.Context, proof []byte, vm infra.VM) error
+	// Attested reports whether the configuration requires proofs. Only then are the nonces of batches valid. If it is
+	// nil, no proof is required.
+	Attested func() bool
 	// Record adds an event to the journal: that a registration was refused, or that an operator was registered.
 	Record func(record.Event)
 }
@@ -91,7 +94,7 @@ func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgen
 	*nstancev1.RegisterAgentResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent,
 		func(c *call) (certificate, error) {
-			return c.agent(req.GetAttestation())
+			return c.agent(req.GetAttestation(), req.GetInstanceId())
 		})
 	if err != nil {
 		return nil, err

@@ -220,7 +220,14 @@ func (l *Leader) Answer(id ident.ID) {
 // Created makes an instance that has a VM, but whose agent has not registered.
 func (l *Leader) Created(t testing.TB) ident.ID {
 	t.Helper()
+	return l.CreatedAs(t, l.NewID(t, "knd"))
+}
+
+// CreatedAs is Created for an instance with a given ID.
+func (l *Leader) CreatedAs(t testing.TB, id ident.ID) ident.ID {
+	t.Helper()
 	rec := l.reserved(t)
+	rec.ID = id
 	rec.State, rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = record.Created, Group.Group, "worker",
 		"small", "i1"
 	rec.ProviderID, rec.LaunchedAt = "vm-"+rec.ID.String(), l.Clock.Now()
