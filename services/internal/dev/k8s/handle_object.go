@@ -2,25 +2,20 @@ package k8s
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	authentication "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	policy "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // handler serves the API.
@@ -28,8 +23,6 @@ type handler struct {
 	store *store
 	log   *slog.Logger
 	now   func() time.Time
-
-	evicting sync.Mutex // serializes evictions, which count pods
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -463,7 +456,7 @@ func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// evict deletes a pod unless a PodDisruptionBudget forbids it.
+// evict deletes a pod. No PodDisruptionBudget forbids it, because nothing runs the pods.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
 	fields, err := readFields(req)
@@ -481,15 +474,6 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	if err != nil {
 		return err
 	}
-	h.evicting.Lock()
-	defer h.evicting.Unlock()
-	pod, ok := h.store.get(t.resource, t.key())
-	if !ok {
-		return t.notFound()
-	}
-	if err := h.budget(pod); err != nil {
-		return err
-	}
 	options := metav1.DeleteOptions{}
 	if eviction.DeleteOptions != nil {
 		options, dry = *eviction.DeleteOptions, dry || len(eviction.DeleteOptions.DryRun) > 0
@@ -500,92 +484,4 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	writeJSON(w, http.StatusCreated, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
 		Status: metav1.StatusSuccess})
 	return nil
-}
-
-// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod.
-func (h *handler) budget(o map[string]any) error {
-	var pod corev1.Pod
-	if err := convert(o, &pod); err != nil {
-		return err
-	}
-	switch pod.Status.Phase {
-	case "", corev1.PodPending, corev1.PodSucceeded, corev1.PodFailed:
-		return nil
-	}
-	if pod.DeletionTimestamp != nil {
-		return nil
-	}
-	budgets, _ := h.store.list(find("policy", "v1", "poddisruptionbudgets"), pod.Namespace)
-	allow := func() error { return nil }
-	matches := 0
-	for _, b := range budgets {
-		var budget policy.PodDisruptionBudget
-		if err := convert(b, &budget); err != nil {
-			return err
-		}
-		selects, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-		if err != nil {
-			return apierrors.NewInternalError(fmt.Errorf("budget %s: %w", budget.Name, err))
-		}
-		if selects.Matches(labels.Set(pod.Labels)) {
-			matches++
-			allow = func() error { return h.allow(&budget, selects, &pod) }
-		}
-	}
-	if matches > 1 {
-		return apierrors.NewInternalError(errors.New(
-			"this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
-	}
-	return allow()
-}
-
-// allow returns an error if a budget, which selects the pod, forbids its eviction. A real server asks controllers how
-// many pods there should be. allow instead counts the pods that the budget selects.
-func (h *handler) allow(of *policy.PodDisruptionBudget, selects labels.Selector, pod *corev1.Pod) (err error) {
-	pods, _ := h.store.list(find("", "v1", "pods"), of.Namespace)
-	all, healthy := 0, 0
-	for _, o := range pods {
-		var p corev1.Pod
-		if err := convert(o, &p); err != nil {
-			return err
-		}
-		if !selects.Matches(labels.Set(p.Labels)) || p.Status.Phase == corev1.PodSucceeded ||
-			p.Status.Phase == corev1.PodFailed {
-			continue
-		}
-		all++
-		if isReady(&p) && p.DeletionTimestamp == nil {
-			healthy++
-		}
-	}
-	desired := 0
-	switch {
-	case of.Spec.MinAvailable != nil:
-		desired, err = intstr.GetScaledValueFromIntOrPercent(of.Spec.MinAvailable, all, true)
-	case of.Spec.MaxUnavailable != nil:
-		desired, err = intstr.GetScaledValueFromIntOrPercent(of.Spec.MaxUnavailable, all, true)
-		desired = max(all-desired, 0)
-	}
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("budget %s: %w", of.Name, err))
-	}
-	if isReady(pod) && healthy-1 >= desired || !isReady(pod) && healthy >= desired {
-		return nil
-	}
-	e := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
-	e.ErrStatus.Details.Causes = []metav1.StatusCause{{
-		Type: policy.DisruptionBudgetCause,
-		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", of.Name, desired,
-			healthy),
-	}}
-	return e
-}
-
-func isReady(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
