@@ -8,8 +8,7 @@ cd "$(dirname -- "$0")/.."
 
 # "down" runs without a build: the present binaries stop the programs that they started.
 if [ "${1:-}" = down ] && [ -x bin/trial/nstance-dev ]; then
-	[ ! -d temp/libvirt ] || exec bin/trial/nstance-dev "$@" --root=.
-	exec bin/trial/nstance-dev "$@" --root=. --terraform="$(scripts/tool.sh terraform-or-tofu)"
+	exec bin/trial/nstance-dev "$@" --root=.
 fi
 case " $* " in
 *" --provider=libvirt "*)

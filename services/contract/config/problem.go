@@ -8,16 +8,17 @@ import (
 
 // Problem is one error in a document, or a warning about one part of the document that is ignored or limited.
 type Problem struct {
-	File string // as given to [Parse], or "" for a typed document
+	File string `json:"-"` // as given to [Parse], or "" for a typed document
 	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`. ""
 	// is the whole document. See [SplitPath].
-	Path string
+	Path string `json:"path,omitempty"`
 	// Line and Col are the position in the file, counted from 1. Col counts characters. Both are 0 if the document is a
 	// [Shard] instead of a file.
-	Line, Col int
-	Message   string
-	Hint      string // how to fix the problem, or ""
-	Warning   bool   // the document is usable, but this part of it is ignored or limited
+	Line    int    `json:"line"`
+	Col     int    `json:"column"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`    // how to fix the problem, or ""
+	Warning bool   `json:"warning,omitempty"` // the document is usable, but this part of it is ignored or limited
 }
 
 // String returns `file:line:col: path: message (hint)`, without the parts that are empty.

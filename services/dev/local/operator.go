@@ -210,6 +210,24 @@ func (o *Operator) Groups(ctx context.Context) ([]*nstancev1.GroupStatus, error)
 	return answer.GetGroups(), err
 }
 
+// AwaitGroups waits until there are groups, and every group has as many instances as it should have, all healthy.
+func (o *Operator) AwaitGroups(ctx context.Context) error {
+	for {
+		groups, err := o.Groups(ctx)
+		if err != nil {
+			return err
+		}
+		if len(groups) > 0 && !slices.ContainsFunc(groups, func(g *nstancev1.GroupStatus) bool {
+			return g.GetActualSize() != g.GetSize() || g.GetHealthy() < g.GetSize()
+		}) {
+			return nil
+		}
+		if err := Pause(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
 // Healthy reports whether an instance is registered and healthy.
 func Healthy(i *nstancev1.InstanceStatus) bool {
 	return i.GetState() == "registered" && i.GetHealth() == "healthy"

@@ -133,11 +133,7 @@ bucket nor a server.`,
 		if err != nil {
 			return err
 		}
-		result := validation{Valid: shard != nil, Problems: []validationProblem{}}
-		for _, p := range problems {
-			result.Problems = append(result.Problems, validationProblem{p.Path, p.Line, p.Col, p.Message, p.Hint,
-				p.Warning})
-		}
+		result := validation{Valid: shard != nil, Problems: append(config.Problems{}, problems...)}
 		err = a.show(*f, result, func(w io.Writer) error {
 			for _, p := range problems {
 				fmt.Fprintln(w, p)
@@ -156,17 +152,8 @@ bucket nor a server.`,
 }
 
 type validation struct {
-	Valid    bool                `json:"valid"`
-	Problems []validationProblem `json:"problems"`
-}
-
-type validationProblem struct {
-	Path    string `json:"path,omitempty"`
-	Line    int    `json:"line"`
-	Column  int    `json:"column"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
-	Warning bool   `json:"warning,omitempty"`
+	Valid    bool            `json:"valid"`
+	Problems config.Problems `json:"problems"`
 }
 
 func invalid(file string, problems config.Problems) error {
@@ -522,11 +509,9 @@ func (a *app) explainConfig(ctx context.Context, s *scope, c compared) error {
 	if err != nil {
 		return err
 	}
-	var previews []fleet.Preview
-	_ = a.during("asking shard "+c.name, func() error {
-		previews = f.Explain(ctx, []string{c.name}, &nstancev1.ExplainChangeRequest{
+	previews := during(a, "asking shard "+c.name, func() []fleet.Preview {
+		return f.Explain(ctx, []string{c.name}, &nstancev1.ExplainChangeRequest{
 			Change: &nstancev1.ExplainChangeRequest_Configuration{Configuration: c.file}})
-		return nil
 	})
 	for _, line := range previewLines(previews) {
 		if err := a.line("%s", line); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/mitchellh/go-wordwrap"
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
@@ -112,11 +113,7 @@ problem, the exit status is 1.`,
 			return usagef("--shard: %w", err)
 		}
 		o.identity, o.via = reach.identityDir, ways[o.shard]
-		var d diagnosis
-		_ = a.during("examining shard "+o.shard, func() error {
-			d = a.diagnose(cmd.Context(), &s, o)
-			return nil
-		})
+		d := during(a, "examining shard "+o.shard, func() diagnosis { return a.diagnose(cmd.Context(), &s, o) })
 		for i := range d.Consoles {
 			d.Consoles[i].Output = lastLines(d.Consoles[i].Output, o.lines)
 		}
@@ -378,24 +375,8 @@ const lineWidth = 80
 // wrapped returns a text in lines of at most lineWidth. The first line begins with `first`, the others with `indent`,
 // which is as wide as `first` is on a terminal.
 func wrapped(text, first, indent string) string {
-	var b strings.Builder
-	b.WriteString(first)
-	width, words := utf8.RuneCountInString(indent), 0
-	for word := range strings.FieldsSeq(text) {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case words > 0 && width+1+n > lineWidth:
-			b.WriteString("\n" + indent)
-			width = utf8.RuneCountInString(indent)
-		case words > 0:
-			b.WriteString(" ")
-			width++
-		}
-		b.WriteString(word)
-		width += n
-		words++
-	}
-	return b.String() + "\n"
+	text = wordwrap.WrapString(strings.Join(strings.Fields(text), " "), lineWidth-uint(utf8.RuneCountInString(indent)))
+	return first + strings.ReplaceAll(text, "\n", "\n"+indent) + "\n"
 }
 
 // lastLines returns the last n lines of a text, without carriage returns.

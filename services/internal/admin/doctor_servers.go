@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,9 +18,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/tunnel"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
-	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/lastknown"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
@@ -314,19 +313,20 @@ func (a *app) checkGroups(got asked, shard *config.Shard) (found []finding) {
 // servers' versions from the shard's journal.
 func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard string, lock record.Lock) finding {
 	const check = "versions"
-	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
+	parts, err := lastknown.Parts(ctx, bucket, shard)
 	if err != nil {
 		return finding{check, problem, err.Error(), a.nextFor(err, "check the bucket and the credentials")}
 	}
 	versions := map[string]string{} // of a server, the newest
 	var servers []string
-	for _, key := range firstParts(entries) {
-		object, err := bucket.Get(ctx, key)
-		if err != nil {
-			continue // collected since it was listed
+	terms := 0
+	for _, part := range slices.Backward(parts) {
+		if part.First != 1 || terms == maxTerms { // the first part of a term says which server leads
+			continue
 		}
-		events, err := record.DecodeEvents(object.Body)
-		if err != nil {
+		terms++
+		events, err := lastknown.ReadPart(ctx, bucket, part)
+		if lastknown.Damaged(err) {
 			return finding{check, problem, err.Error(), "nstance-admin cluster verify names all damaged objects"}
 		}
 		for _, e := range events {
@@ -361,21 +361,6 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
-
-// firstParts returns the keys of the first part of the journal of each of the newest terms. The newest term comes
-// first.
-func firstParts(entries []objstore.Entry) (parts []string) {
-	terms := map[string]uint64{}
-	for _, e := range entries {
-		name, ok := strings.CutSuffix(e.Key[strings.LastIndex(e.Key, "/")+1:], "-1.jsonl")
-		if term, err := strconv.ParseUint(name, 10, 64); ok && err == nil {
-			terms[e.Key] = term
-			parts = append(parts, e.Key)
-		}
-	}
-	slices.SortFunc(parts, func(x, y string) int { return int(terms[y]) - int(terms[x]) })
-	return parts[:min(len(parts), maxTerms)]
-}
 
 const (
 	// noSpace is the text of ENOSPC.

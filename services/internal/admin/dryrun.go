@@ -45,11 +45,7 @@ func (a *app) confirmPlanned(cmd *cobra.Command, s *scope, confirm *confirmation
 		return false, err
 	}
 	defer f.Close()
-	var previews []fleet.Preview
-	_ = a.during("asking "+whom(shards), func() error {
-		previews = ask(cmd.Context(), f, shards)
-		return nil
-	})
+	previews := during(a, "asking "+whom(shards), func() []fleet.Preview { return ask(cmd.Context(), f, shards) })
 	failed := fleet.Failed(previews)
 	if confirm.dryRun {
 		err := a.show(output, fleet.Answers[fleet.Preview]{Shards: previews}, func(w io.Writer) error {

@@ -1,8 +1,8 @@
 package admin
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -192,23 +192,10 @@ func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool)
 
 // settingFacts returns all settings of a group that are in force, one for each path.
 func settingFacts(g *nstancev1.GroupStatus) []fact {
-	var settings map[string]any
-	if json.Unmarshal([]byte(g.GetMergedJson()), &settings) != nil {
-		return nil
-	}
 	var facts []fact
-	var visit func(value any, path string)
-	visit = func(value any, path string) {
-		if members, ok := value.(map[string]any); ok && len(members) > 0 {
-			for _, name := range slices.Sorted(maps.Keys(members)) {
-				visit(members[name], config.ChildPath(path, name))
-			}
-			return
-		}
-		text, isText := value.(string)
-		if encoded, err := json.Marshal(value); err == nil && (!isText || text == "") {
-			text = string(encoded)
-		}
+	settings := fleet.SettingsByPath(g)
+	for _, path := range slices.Sorted(maps.Keys(settings)) {
+		text := cmp.Or(settings[path], `""`)
 		within := func(of string) bool {
 			return path == of || strings.HasPrefix(path, of+".") || strings.HasPrefix(path, of+"[")
 		}
@@ -217,7 +204,6 @@ func settingFacts(g *nstancev1.GroupStatus) []fact {
 		}
 		facts = append(facts, fact{"  " + path, text})
 	}
-	visit(settings, "")
 	return facts
 }
 
@@ -382,10 +368,9 @@ healthy.`,
 		case by && s.all && !perShard:
 			return &usageError{err: fmt.Errorf("is %s the change in each of several shards?", args[1]),
 				hint: "add --per-shard, or name one shard with --shard"}
-		case s.all && !total && !perShard:
-			if total, err = a.askTotal(s, args[1]); err != nil {
-				return err
-			}
+		case s.all && !total && !perShard && len(a.shardNames(s.servers)) > 1:
+			return &usageError{err: fmt.Errorf("is %s the size in each of %s, or in all together?", args[1],
+				count(len(a.shardNames(s.servers)), "shard")), hint: "add --per-shard or --total"}
 		}
 		scaling := fleet.Scaling{Size: int(size), By: by, Total: total, Pin: pin}
 		if cmd.Flags().Changed("until") {
@@ -422,35 +407,6 @@ healthy.`,
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd
-}
-
-// askTotal asks the user whether a size is meant for all shards together or for each shard. If there is only one shard,
-// it does not ask.
-func (a *app) askTotal(s *scope, size string) (total bool, err error) {
-	f, err := a.fleet(s)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	if n := len(f.Shards()); n == 1 {
-		return false, nil
-	} else if !isTerminal(a.Stdin) {
-		return false, &usageError{err: fmt.Errorf("is %s the size in each of %s, or in all together?", size,
-			count(n, "shard")),
-			hint: "add --per-shard or --total"}
-	}
-	fmt.Fprintf(a.Stderr, "Is %s the size in each of %s, or in all together? Type per-shard or total: ", size,
-		list(f.Shards()))
-	answer, err := a.readAnswer()
-	switch {
-	case err != nil:
-		return false, err
-	case answer == "total":
-		return true, nil
-	case answer == "per-shard":
-		return false, nil
-	}
-	return false, errors.New("neither per-shard nor total: nothing was done")
 }
 
 // settings are the flags that describe a group or a change of one.

@@ -165,10 +165,8 @@ func (a *app) instanceName(cmd *cobra.Command, text string, past bool) (string, 
 
 // knownInstances returns the instances of shards. An error says which shard did not answer.
 func (a *app) knownInstances(cmd *cobra.Command, f *fleet.Fleet, shards []string) (known []located, err error) {
-	var answers answers[*nstancev1.ListInstancesResponse]
-	_ = a.during("looking for the instance in "+whom(shards), func() error {
-		answers = fleet.Call(cmd.Context(), f, shards, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{})
-		return nil
+	answers := during(a, "looking for the instance in "+whom(shards), func() answers[*nstancev1.ListInstancesResponse] {
+		return fleet.Call(cmd.Context(), f, shards, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{})
 	})
 	if failed := fleet.Failed(slices.DeleteFunc(slices.Clone(answers), func(answer fleet.Answer[*nstancev1.
 		ListInstancesResponse]) bool {

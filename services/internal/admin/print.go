@@ -273,14 +273,16 @@ const patience = time.Second
 
 // during runs the function `do`. If `do` takes more than a second, a message on standard error says what the program
 // waits for. On a terminal, the message also counts the seconds.
-func (a *app) during(what string, do func() error) error {
+func (a *app) during(what string, do func() error) error { return during(a, what, do) }
+
+// during is like [app.during], for a function with another result.
+func during[T any](a *app, what string, do func() T) T {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { a.progress(what, done) })
-	err := do()
-	close(done)
-	wg.Wait()
-	return err
+	defer wg.Wait()
+	defer close(done)
+	return do()
 }
 
 func (a *app) progress(what string, done <-chan struct{}) {

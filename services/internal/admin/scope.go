@@ -239,11 +239,7 @@ func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output forma
 		return err
 	}
 	defer f.Close()
-	var answers []T
-	_ = a.during(what+" "+whom(shards), func() error {
-		answers = call(f, ctx, shards)
-		return nil
-	})
+	answers := during(a, what+" "+whom(shards), func() []T { return call(f, ctx, shards) })
 	if s.reader != nil {
 		answers = lookedUp(answers)
 	}

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -135,7 +134,7 @@ func (a *app) support(ctx context.Context, o *supportOptions) error {
 	r.bundle.About = []support.Fact{{Name: "nstance-admin", Value: a.version}, {Name: "Time", Value: stamp(began)},
 		{Name: "Cluster", Value: r.cluster}, {Name: "Shards", Value: list(shards)},
 		{Name: "Storage", Value: o.location.Provider}}
-	files, unread, err := r.bundle.Files()
+	files, err := r.bundle.Files()
 	if err != nil {
 		return err
 	}
@@ -150,7 +149,7 @@ func (a *app) support(ctx context.Context, o *supportOptions) error {
 	if err != nil {
 		return err
 	}
-	return a.writeSupport(path, size, files, unread)
+	return a.line("%s\n%s: %d bytes. Read it before you send it.", files[0].Content, path, size)
 }
 
 // readBucket opens the bucket and lists it.
@@ -168,9 +167,9 @@ func (r *supportRun) readBucket(ctx context.Context) {
 			r.bundle.NoteUnread("name of the cluster", err)
 		}
 	}
-	_ = r.during("listing "+r.location.Bucket, func() error {
+	err = r.during("listing "+r.location.Bucket, func() (err error) {
 		r.entries, err = bucket.List(ctx, "")
-		return nil
+		return err
 	})
 	if err != nil {
 		r.bundle.NoteUnread("list of the objects", err)
@@ -198,34 +197,6 @@ func (r *supportRun) put(path, about string, v any) {
 	if err := r.bundle.Add(path, about, v); err != nil {
 		r.bundle.NoteUnread(path, err)
 	}
-}
-
-func (a *app) writeSupport(path string, size int64, files []support.File, unread []support.Unread) error {
-	var out bytes.Buffer
-	var rows [][]cell
-	for _, f := range files {
-		rows = append(rows, plain(f.Path, num(len(f.Content)), f.About))
-	}
-	if err := a.table(&out, []string{"FILE", "BYTES", "CONTENT"}, rows); err != nil {
-		return err
-	}
-	if len(unread) > 0 {
-		rows = nil
-		for _, u := range unread {
-			rows = append(rows, plain(u.What, u.Why))
-		}
-		out.WriteString("\n")
-		if err := a.table(&out, []string{"NOT READ", "WHY"}, rows); err != nil {
-			return err
-		}
-	}
-	out.WriteString("\nLeft out:\n")
-	for _, text := range support.LeftOut {
-		out.WriteString("  * " + text + "\n")
-	}
-	fmt.Fprintf(&out, "\n%s: %d bytes. Read it before you send it.\n", strings.TrimSpace(path), size)
-	_, err := a.Stdout.Write(out.Bytes())
-	return err
 }
 
 const (
@@ -271,10 +242,8 @@ func (r *supportRun) shards() (shards []string) {
 func (r *supportRun) readShard(ctx context.Context, shard string) {
 	dir := "shards/" + shard + "/"
 	servers, _ := endpoints.Parse(r.servers) // checked before
-	var found diagnosis
-	_ = r.during("examining shard "+shard, func() error {
-		found = r.diagnose(ctx, &r.secretFlags, doctorOptions{shard: shard, identity: r.identityDir, servers: servers})
-		return nil
+	found := during(r.app, "examining shard "+shard, func() diagnosis {
+		return r.diagnose(ctx, &r.secretFlags, doctorOptions{shard: shard, identity: r.identityDir, servers: servers})
 	})
 	found.Consoles = nil // they may show anything
 	r.put(dir+"doctor.json", "what nstance-admin doctor finds", found)
@@ -287,12 +256,7 @@ func (r *supportRun) readShard(ctx context.Context, shard string) {
 		lock = r.readLock(bucketCtx, state, shard, dir)
 		current = r.readConfigurations(bucketCtx, state, shard, dir)
 	}
-	var known bool
-	_ = r.during("asking shard "+shard, func() error {
-		known = r.readLeader(ctx, shard, dir)
-		return nil
-	})
-	if !known {
+	if !during(r.app, "asking shard "+shard, func() bool { return r.readLeader(ctx, shard, dir) }) {
 		r.readJournal(ctx, shard, dir)
 	}
 	r.readMetrics(ctx, shard, dir, current, lock)

@@ -223,7 +223,7 @@ func TestSupportLeaksNothing(t *testing.T) {
 			}
 			readme := string(entries[0].body)
 			for _, part := range test.unread {
-				if !strings.Contains(readme, part) || !strings.Contains(out.String(), "NOT READ") {
+				if !strings.Contains(readme, part) || !strings.Contains(out.String(), "Not read:") {
 					t.Errorf("%q is not in\n%s", part, readme)
 				}
 			}
@@ -357,7 +357,7 @@ func TestSupportCommand(t *testing.T) {
 	const name = "nstance-support-example-dev-1-20260728T100000Z.tar.gz"
 	info, err := os.Stat(name)
 	if err != nil || info.Mode().Perm() != 0o600 || !strings.Contains(out, name+": ") ||
-		!strings.Contains(out, "Left out:\n") || !strings.Contains(out, "doctor.json") {
+		!strings.Contains(out, "Left out, or shown as") || !strings.Contains(out, "doctor.json") {
 		t.Error(info, err, out)
 	}
 	for _, e := range readTar(t, name) {

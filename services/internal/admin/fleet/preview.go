@@ -193,7 +193,7 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 
 // changedFields describes the settings of a group that a change changes, the size first: "size 4 → 6 (configured)".
 func changedFields(before, after *nstancev1.GroupStatus) (fields []string) {
-	was, now := settingsByPath(before), settingsByPath(after)
+	was, now := SettingsByPath(before), SettingsByPath(after)
 	was["size"], now["size"] = fmt.Sprint(before.GetSize()), fmt.Sprint(after.GetSize())
 	paths := maps.Clone(was)
 	maps.Copy(paths, now)
@@ -250,8 +250,8 @@ func overridesByPath(g *nstancev1.GroupStatus) map[string]*nstancev1.GroupOverri
 	return byPath
 }
 
-// settingsByPath returns the settings of a group as JSON, by path.
-func settingsByPath(g *nstancev1.GroupStatus) map[string]string {
+// SettingsByPath returns the settings of a group as JSON, by path.
+func SettingsByPath(g *nstancev1.GroupStatus) map[string]string {
 	byPath := map[string]string{}
 	var settings map[string]any
 	if json.Unmarshal([]byte(g.GetMergedJson()), &settings) != nil {

@@ -22,14 +22,14 @@ type Bundle struct {
 	About []Fact
 
 	documents []document
-	unread    []Unread
+	unread    []unread
 }
 
 // Fact is a named value.
 type Fact struct{ Name, Value string }
 
-// Unread is something that the bundle lacks, and why.
-type Unread struct{ What, Why string }
+// unread is something that the bundle lacks, and why.
+type unread struct{ what, why string }
 
 type document struct {
 	path, about string
@@ -46,8 +46,8 @@ type File struct {
 	Content []byte
 }
 
-// LeftOut lists what a bundle never holds.
-var LeftOut = []string{
+// neverHeld lists what a bundle never holds.
+var neverHeld = []string{
 	"secrets, keys, certificates, nonces and operators: their objects are listed by name and were not read",
 	"values of args, vars, provider options and environment variables; boot scripts; contents of files",
 	"commands and paths of health checks; comments of configurations; unknown fields",
@@ -101,12 +101,11 @@ func (b *Bundle) AddMetrics(path, about, text string) {
 
 // NoteUnread records what could not be read, and why.
 func (b *Bundle) NoteUnread(what string, why error) {
-	b.unread = append(b.unread, Unread{what, why.Error()})
+	b.unread = append(b.unread, unread{what, why.Error()})
 }
 
-// Files returns the redacted files, of which the first is a README. It also returns what could not be read, with
-// redacted reasons.
-func (b *Bundle) Files() ([]File, []Unread, error) {
+// Files returns the redacted files. The first is a README that lists them, and what could not be read.
+func (b *Bundle) Files() ([]File, error) {
 	r := newRedactor()
 	for _, d := range b.documents {
 		r.learn(d.shape, d.tree)
@@ -120,16 +119,12 @@ func (b *Bundle) Files() ([]File, []Unread, error) {
 		if d.shape != nil {
 			var err error
 			if content, err = encode(r.redact(d.shape, d.tree)); err != nil {
-				return nil, nil, fmt.Errorf("encode %s: %w", d.path, err)
+				return nil, fmt.Errorf("encode %s: %w", d.path, err)
 			}
 		}
 		files = append(files, File{d.path, d.about, content})
 	}
-	unread := []Unread{}
-	for _, u := range b.unread {
-		unread = append(unread, Unread{r.wordsOf(u.What), r.wordsOf(u.Why)})
-	}
-	return slices.Insert(files, 0, File{"README.txt", "this list", b.readme(files, unread)}), unread, nil
+	return slices.Insert(files, 0, File{"README.txt", "this list", b.readme(r, files)}), nil
 }
 
 func encode(v any) ([]byte, error) {
@@ -141,7 +136,7 @@ func encode(v any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-func (b *Bundle) readme(files []File, unread []Unread) []byte {
+func (b *Bundle) readme(r *redactor, files []File) []byte {
 	var out strings.Builder
 	out.WriteString("Support bundle of nstance-admin. Read it before you send it.\n\n")
 	for _, fact := range b.About {
@@ -154,14 +149,14 @@ func (b *Bundle) readme(files []File, unread []Unread) []byte {
 		fmt.Fprintf(&out, "  %s: %s\n", f.Path, f.About)
 	}
 	out.WriteString("\nNot read:\n")
-	for _, u := range unread {
-		fmt.Fprintf(&out, "  %s: %s\n", u.What, strings.ReplaceAll(u.Why, "\n", "\n    "))
+	for _, u := range b.unread {
+		fmt.Fprintf(&out, "  %s: %s\n", r.wordsOf(u.what), strings.ReplaceAll(r.wordsOf(u.why), "\n", "\n    "))
 	}
-	if len(unread) == 0 {
+	if len(b.unread) == 0 {
 		out.WriteString("  nothing\n")
 	}
 	out.WriteString("\nLeft out, or shown as " + hidden + ":\n")
-	for _, text := range LeftOut {
+	for _, text := range neverHeld {
 		fmt.Fprintf(&out, "  %s\n", text)
 	}
 	return []byte(out.String())

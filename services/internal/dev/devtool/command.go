@@ -25,7 +25,7 @@ terraform, and "up" uses one of them if it is on PATH.
 
   nstance-dev up      start a cluster, apply examples/local, and leave it running;
                       with --provider=libvirt, the VMs are real ones
-  nstance-dev down    destroy it and remove everything it wrote
+  nstance-dev down    stop it and remove everything it wrote
   nstance-dev demo    play the life of a shard by itself, and measure it
 
 In a clone, "make up", "make down" and "make demo" build what is missing and run these
@@ -44,9 +44,8 @@ With --provider=libvirt, the VMs are real ones of a libvirtd in {root}/temp/libv
 each server has a network namespace on their bridge. It needs Linux and root. The servers
 get their configuration directly, without tofu. "nstance-dev down" removes all of it.`
 
-const aboutDown = `Destroy what "nstance-dev up" applied, stop the servers and the object store, and remove
-{root}/temp. If the destroy fails, everything is stopped and removed all the same: all
-state of the cluster is in {root}/temp.`
+const aboutDown = `Stop the servers, the VMs and the object store, and remove {root}/temp, which has all state
+of the cluster. What "nstance-dev up" applied with tofu or terraform needs no destroy.`
 
 const aboutDemo = `Play the life of a shard with real programs and print a timeline of measured times:
 apply, election, registration, loss and replacement of a VM, scaling, a change of files,
@@ -87,7 +86,7 @@ func Command(version string) *cobra.Command {
 	up := &cobra.Command{Use: "up", Short: "Start a cluster, or bring a running one up to date", Long: aboutUp,
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return bringUp(cmd.Context(), s) }}
 	up.Flags().StringVar(&s.provider, "provider", providerTmux, "where the VMs are: tmux or libvirt")
-	down := &cobra.Command{Use: "down", Short: "Destroy the cluster and remove everything it wrote", Long: aboutDown,
+	down := &cobra.Command{Use: "down", Short: "Stop the cluster and remove everything it wrote", Long: aboutDown,
 		Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return takeDown(cmd.Context(), s) }}
 	keep := false
 	demo := &cobra.Command{Use: "demo", Short: "Play the life of a shard and print measured times", Long: aboutDemo,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,8 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// runTimeout bounds one run of "up", and the destroy of "down". libvirtTimeout bounds one run of "up" with real VMs, which
-// boot without hardware support.
+// runTimeout bounds one run of "up". libvirtTimeout is the same with real VMs, which boot without hardware support.
 const (
 	runTimeout     = 2 * time.Minute
 	libvirtTimeout = 10 * time.Minute
@@ -79,10 +79,10 @@ func bringUp(ctx context.Context, s settings) error {
 	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
-	if err := showCluster(ctx, s.out, stack, startProgram); err != nil {
+	if err := showCluster(ctx, s, stack, startProgram); err != nil {
 		return err
 	}
-	if err := writeEnv(stack, identityDir(stack)); err != nil {
+	if err := writeEnv(stack); err != nil {
 		return err
 	}
 	if s.libvirt() {
@@ -147,8 +147,8 @@ func startServers(ctx context.Context, stack *local.Stack, startProgram starter)
 	return nil
 }
 
-// showCluster shows the groups and instances until they are complete, and starts the web page.
-func showCluster(ctx context.Context, out io.Writer, stack *local.Stack, startProgram starter) error {
+// showCluster waits until the groups are complete, shows groups and instances, and starts the web page.
+func showCluster(ctx context.Context, s settings, stack *local.Stack, startProgram starter) error {
 	operator, err := connectOperator(ctx, stack)
 	if err != nil {
 		return err
@@ -159,7 +159,16 @@ func showCluster(ctx context.Context, out io.Writer, stack *local.Stack, startPr
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
 	}
-	if err := showUntilConverged(ctx, out, stack, operator); err != nil {
+	err = runStep(s.out, "Waiting for the VMs", func() (string, error) { return "", operator.AwaitGroups(ctx) })
+	for _, noun := range []string{"group", "instance"} {
+		fmt.Fprintln(s.out)
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), filepath.Join(s.bin, "nstance-admin"), noun, "list")
+		cmd.Env = append(stack.Env(), adminSettings(stack)...)
+		cmd.Stdout, cmd.Stderr = s.out, s.out
+		err = errors.Join(err, cmd.Run())
+	}
+	fmt.Fprintln(s.out)
+	if err != nil {
 		return err
 	}
 	return startProgram(local.Page, func() (*local.Process, error) {
@@ -218,7 +227,7 @@ Try, in %s (logs are in temp/log, the bucket is temp/dev-s3):
   nstance-admin group scale workers 4             add VMs
   tmux attach -t %s               look at the agents (Ctrl-b n: next, Ctrl-b d: leave)
   %-45s   apply a change of %s
-  %-45s   destroy the cluster and clean up
+  %-45s   stop the cluster and clean up
 
 Kill every process, delete everything but the bucket, and start again:
 
@@ -236,15 +245,21 @@ func (s settings) place(stack *local.Stack) string {
 	return stack.Root
 }
 
+// adminSettings returns the variables with which nstance-admin reaches the cluster.
+func adminSettings(stack *local.Stack) []string {
+	return append(stack.Settings(), "NSTANCE_ADMIN_SERVERS="+stack.AdminServers(), "NSTANCE_ADMIN_SHARD="+local.Shard,
+		"NSTANCE_ADMIN_IDENTITY_DIR="+identityDir(stack), "NSTANCE_ADMIN_STORAGE_BUCKET="+local.Bucket,
+		"NSTANCE_ADMIN_CLUSTER_ID="+local.Cluster)
+}
+
 // writeEnv writes temp/env, a shell script with the settings that nstance-admin needs to reach the cluster.
-func writeEnv(stack *local.Stack, identity string) error {
-	text := fmt.Sprintf("# For nstance-admin, with the cluster of nstance-dev: . temp/env\n"+
-		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s "+
-		"NSTANCE_ADMIN_STORAGE_BUCKET=%s NSTANCE_ADMIN_CLUSTER_ID=%s\n"+
-		"PATH=%s:$PATH\n", strings.Join(stack.Settings(), " "), stack.AdminServers(), quote(identity), local.Shard,
-		local.Bucket, local.Cluster,
-		quote(stack.Bin))
-	return os.WriteFile(filepath.Join(stack.Dir, "env"), []byte(text), 0o600)
+func writeEnv(stack *local.Stack) error {
+	text := "# For nstance-admin, with the cluster of nstance-dev: . temp/env\n"
+	for _, setting := range adminSettings(stack) {
+		name, value, _ := strings.Cut(setting, "=")
+		text += "export " + name + "=" + quote(value) + "\n"
+	}
+	return os.WriteFile(filepath.Join(stack.Dir, "env"), []byte(text+"PATH="+quote(stack.Bin)+":$PATH\n"), 0o600)
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
@@ -288,26 +303,15 @@ The leader has the address %s.
 `, stack.PageURL(), libvirtd.URI(libvirtDir(s)), stack.Network.Host(local.Leader))
 }
 
-// takeDown destroys what was applied, stops every process and removes temp/. If the destroy fails, takeDown continues,
-// because the removal of temp/ removes all state of the cluster.
+// takeDown stops every process and removes temp/, which has all state of the cluster.
 func takeDown(ctx context.Context, s settings) error {
-	dir := filepath.Join(s.root, "temp")
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(s.root, "temp")); errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintln(s.out, "  There is no cluster to remove.")
 		return nil
 	}
 	stack, err := openStack(s, nil)
 	if err != nil {
 		return err
-	}
-	var destroyErr error
-	if _, err := os.Stat(filepath.Join(dir, "terraform", "terraform.tfstate")); err == nil {
-		destroyErr = errNoTerraform
-		if s.terraform != "" {
-			destroyErr = runStep(s.out, filepath.Base(s.terraform)+" destroy", func() (string, error) {
-				return "", destroy(ctx, stack, s.terraform)
-			})
-		}
 	}
 	err = runStep(s.out, "Stopping processes", func() (string, error) {
 		err := stopAll(ctx, stack)
@@ -316,44 +320,10 @@ func takeDown(ctx context.Context, s settings) error {
 		}
 		return "", err
 	})
-	if err == nil {
-		err = runStep(s.out, "Removing temp/", func() (string, error) { return "", os.RemoveAll(stack.Dir) })
-	}
-	if destroyErr != nil {
-		destroyErr = fmt.Errorf("the destroy failed, so everything was removed without it: %w", destroyErr)
-	}
-	return errors.Join(destroyErr, err)
-}
-
-// destroy runs tofu or terraform destroy. It needs the object store, and a server that deletes the shard's VMs. If
-// these programs do not run, destroy starts them.
-func destroy(ctx context.Context, stack *local.Stack, terraform string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v", runTimeout))
-	defer cancel()
-	running, err := stack.Running(ctx)
 	if err != nil {
 		return err
 	}
-	if _, ok := running[local.Store]; !ok {
-		if _, err := stack.StartStore(ctx); err != nil {
-			return err
-		}
-	}
-	if running[local.ServerName(1)] == 0 && running[local.ServerName(2)] == 0 {
-		if _, err := stack.StartServer(ctx, 1); err != nil {
-			return err
-		}
-	}
-	tf, err := stack.Terraform(terraform)
-	if err != nil {
-		return err
-	}
-	operator, err := connectOperator(ctx, stack)
-	if err != nil {
-		return err
-	}
-	defer operator.Close()
-	return tf.Destroy(ctx, stack.Variables(), operator)
+	return runStep(s.out, "Removing temp/", func() (string, error) { return "", os.RemoveAll(stack.Dir) })
 }
 
 // stopAll sends SIGTERM to the servers and then to the object store, and kills what has not ended after 10 s. It also
