@@ -185,6 +185,25 @@ func fixture(shard string) *fleettest.Shard {
 // waiting is what the group workers of a [fixture] waits for.
 var waiting = &nstancev1.Wait{Text: "1 more instance at 10:00:04: no capacity"}
 
+// scaled gives the group workers a size that the leader chooses. The leader led before, and leads again since an hour.
+func scaled(s *fleettest.Shard) {
+	s.Explanations["workers"].Scaling = &nstancev1.GroupScaling{Wanted: 3, LimitedBy: "down.stabilization",
+		Why: "cpu is at 31 %, with a target of 60 %, which asks for 3 (rule 73); more may have been asked for within " +
+			"the last 5m0s (rule 74)", Until: timestamppb.New(fleettest.Now.Add(3 * time.Minute))}
+	h := &nstancev1.GetScalingHistoryResponse{Interval: durationpb.New(5 * time.Minute), LeaderId: "one",
+		LeaderSince: ago(time.Hour)}
+	for i, minutes := range []int{300, 295, 60, 55, 50} {
+		cpu := &nstancev1.ScalingMetric{Name: "cpu", Target: 60, Wanted: 3}
+		if i > 0 {
+			cpu.Value = new(30 + float64(i))
+		}
+		h.Points = append(h.Points, &nstancev1.ScalingPoint{At: ago(time.Duration(minutes) * time.Minute), Size: 6,
+			Wanted: 3, Metrics: []*nstancev1.ScalingMetric{cpu, {Name: "network", Value: new(1.5e6), Target: 5e6,
+				Wanted: 2}}})
+	}
+	s.Scaling = map[string]*nstancev1.GetScalingHistoryResponse{"workers": h}
+}
+
 // shards starts two shards. It returns a command line with their addresses. The returned replacer makes the outputs of
 // this command line the same in every run.
 func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *strings.Replacer) {
@@ -341,8 +360,12 @@ func TestTranscripts(t *testing.T) {
 		}},
 		"explain-instance-late-denied": {args: "explain instance " + secondID + " --shard us-b",
 			b: func(s *fleettest.Shard) { s.Console, s.Explanations["workers"].Instances[1].Late = "", true }},
-		"explain-group":       {args: "explain group workers --shard us-a"},
-		"explain-group-quiet": {args: "explain group batch --all-shards"},
+		"group-history":        {args: "group history workers --shard us-b", b: scaled},
+		"group-history-json":   {args: "group history workers --shard us-b -o json", b: scaled},
+		"group-history-none":   {args: "group history workers --shard us-a"},
+		"explain-group-scaled": {args: "explain group workers --shard us-b", b: scaled},
+		"explain-group":        {args: "explain group workers --shard us-a"},
+		"explain-group-quiet":  {args: "explain group batch --all-shards"},
 		"explain-group-alerts": {args: "explain group batch --shard us-b", b: func(s *fleettest.Shard) {
 			e := s.Explanations["batch"]
 			e.UnhealthyGuard = true

@@ -81,7 +81,7 @@ func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainG
 func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.ExplainGroupResponse]) error {
 	e := answer.Message
 	facts := []fact{{"Group", e.GetGroup()}, {"Shard", answer.Shard}, {"Desired", num(e.GetDesired())},
-		{"Scaling", e.GetScaling().GetWhy()}, {"Now", fleet.WaitText(e)}}
+		{"Scaling", fleet.ScalingText(e.GetScaling(), a.Now())}, {"Now", fleet.WaitText(e)}}
 	for _, err := range e.GetErrors() {
 		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.GetKind(), err.GetMessage(),
 			stamp(fleet.Time(err.GetAt())))})

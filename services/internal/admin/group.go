@@ -33,8 +33,8 @@ new configuration.
 
 The commands of "group" see only groups of the tenant for which the identity in use was
 registered.`}
-	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
-		a.groupCreateCommand(), a.groupSetCommand(), a.groupResetCommand(),
+	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupHistoryCommand(), a.groupScaleCommand(),
+		a.groupWaitCommand(), a.groupCreateCommand(), a.groupSetCommand(), a.groupResetCommand(),
 		a.groupDeleteCommand(), a.groupPauseCommand(), a.groupResumeCommand(), a.groupRollCommand())
 	return cmd
 }
@@ -183,7 +183,8 @@ func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool)
 	return []fact{
 		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
 		{"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
-		{"Scaling", g.GetScaling().GetWhy()}, {"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()},
+		{"Scaling", fleet.ScalingText(g.GetScaling(), a.Now())}, {"Outdated", outdated(g)},
+		{"Note", note(g)}, {"Kind", g.GetKind()},
 		{"Arch", g.GetArch()},
 		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
 		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},

@@ -39,6 +39,7 @@ var parity = map[string]struct{ args, request, body string }{
 	"explain instance": {firstID, "GET /group/explain?instance_id=" + firstID, ""},
 	"group list":       {"", "GET /groups", ""},
 	"group describe":   {"workers", "GET /groups?group=workers", ""},
+	"group history":    {"workers", "GET /group/scaling?group=workers", ""},
 	"group wait":       {"workers", "GET /groups?group=workers", ""},
 	"instance drain": {firstID + " --yes", "POST /instance/delete, GET /instance?instance_id=" + firstID,
 		`{"instance_id": "` + firstID + `"}`},

@@ -15,7 +15,8 @@ import (
 func (s *server) scaleGroups(ctx context.Context, l *leadership, env tasks.Env) error {
 	external := externalmetric.New(l.generator.Secret)
 	defer external.Close()
-	scaler := &scale.Scaler{State: l.leader.State, Record: l.journal.Record, Log: s.log, Env: env, Read: external.Read,
+	scaler := &scale.Scaler{State: l.leader.State, Record: l.journal.Record, Keep: l.journal.KeepScaling,
+		Log: s.log, Env: env, Read: external.Read,
 		Resize: func(ctx context.Context, key config.GroupKey, size int) error {
 			err := scale.Store(ctx, s.manager, key, size, env.Now())
 			var superseded *shardconfig.SupersededError

@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65, 0}
 }
 
 type InstanceEvent_Type int32
@@ -222,7 +222,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -3059,6 +3059,192 @@ func (x *InstanceVerdict) GetLate() bool {
 	return false
 }
 
+type GetScalingHistoryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the group. Required.
+	Group         string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetScalingHistoryRequest) Reset() {
+	*x = GetScalingHistoryRequest{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetScalingHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetScalingHistoryRequest) ProtoMessage() {}
+
+func (x *GetScalingHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetScalingHistoryRequest.ProtoReflect.Descriptor instead.
+func (*GetScalingHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GetScalingHistoryRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type GetScalingHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The oldest first. Empty: the group has no scaling, or the leader has just begun.
+	Points []*ScalingPoint `protobuf:"bytes,1,rep,name=points,proto3" json:"points,omitempty"`
+	// Most time between two points while the server leads.
+	Interval      *durationpb.Duration   `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
+	LeaderId      string                 `protobuf:"bytes,3,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	LeaderSince   *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=leader_since,json=leaderSince,proto3" json:"leader_since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetScalingHistoryResponse) Reset() {
+	*x = GetScalingHistoryResponse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetScalingHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetScalingHistoryResponse) ProtoMessage() {}
+
+func (x *GetScalingHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetScalingHistoryResponse.ProtoReflect.Descriptor instead.
+func (*GetScalingHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GetScalingHistoryResponse) GetPoints() []*ScalingPoint {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
+func (x *GetScalingHistoryResponse) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+func (x *GetScalingHistoryResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *GetScalingHistoryResponse) GetLeaderSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LeaderSince
+	}
+	return nil
+}
+
+// ScalingPoint is what the leader of a group with scaling knew at a time.
+type ScalingPoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// The size that the group has from then on.
+	Size uint32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	// The size that the metrics asked for, before windows and steps.
+	Wanted        uint32           `protobuf:"varint,3,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	Metrics       []*ScalingMetric `protobuf:"bytes,4,rep,name=metrics,proto3" json:"metrics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScalingPoint) Reset() {
+	*x = ScalingPoint{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScalingPoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScalingPoint) ProtoMessage() {}
+
+func (x *ScalingPoint) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScalingPoint.ProtoReflect.Descriptor instead.
+func (*ScalingPoint) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ScalingPoint) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *ScalingPoint) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ScalingPoint) GetWanted() uint32 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *ScalingPoint) GetMetrics() []*ScalingMetric {
+	if x != nil {
+		return x.Metrics
+	}
+	return nil
+}
+
 type ExplainChangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The change. Required.
@@ -3082,7 +3268,7 @@ type ExplainChangeRequest struct {
 
 func (x *ExplainChangeRequest) Reset() {
 	*x = ExplainChangeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3094,7 +3280,7 @@ func (x *ExplainChangeRequest) String() string {
 func (*ExplainChangeRequest) ProtoMessage() {}
 
 func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3107,7 +3293,7 @@ func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainChangeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExplainChangeRequest) GetChange() isExplainChangeRequest_Change {
@@ -3290,7 +3476,7 @@ type ExplainChangeResponse struct {
 
 func (x *ExplainChangeResponse) Reset() {
 	*x = ExplainChangeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3488,7 @@ func (x *ExplainChangeResponse) String() string {
 func (*ExplainChangeResponse) ProtoMessage() {}
 
 func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3501,7 @@ func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainChangeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExplainChangeResponse) GetGroups() []*GroupChange {
@@ -3368,7 +3554,7 @@ type GroupChange struct {
 
 func (x *GroupChange) Reset() {
 	*x = GroupChange{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3566,7 @@ func (x *GroupChange) String() string {
 func (*GroupChange) ProtoMessage() {}
 
 func (x *GroupChange) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3579,7 @@ func (x *GroupChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupChange.ProtoReflect.Descriptor instead.
 func (*GroupChange) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GroupChange) GetBefore() *GroupStatus {
@@ -3430,7 +3616,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3628,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3641,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -3495,7 +3681,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3693,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3706,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -3546,7 +3732,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3744,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3757,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -3613,7 +3799,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3811,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3824,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -3666,7 +3852,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3864,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3877,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -3717,7 +3903,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3915,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3928,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -3761,7 +3947,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3959,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3972,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -3805,7 +3991,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +4003,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +4016,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -3849,7 +4035,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +4047,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +4060,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -3895,7 +4081,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +4093,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +4106,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -3948,7 +4134,7 @@ type GetInstanceConsoleRequest struct {
 
 func (x *GetInstanceConsoleRequest) Reset() {
 	*x = GetInstanceConsoleRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3960,7 +4146,7 @@ func (x *GetInstanceConsoleRequest) String() string {
 func (*GetInstanceConsoleRequest) ProtoMessage() {}
 
 func (x *GetInstanceConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3973,7 +4159,7 @@ func (x *GetInstanceConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetInstanceConsoleRequest) GetInstanceId() string {
@@ -4002,7 +4188,7 @@ type GetInstanceConsoleResponse struct {
 
 func (x *GetInstanceConsoleResponse) Reset() {
 	*x = GetInstanceConsoleResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4200,7 @@ func (x *GetInstanceConsoleResponse) String() string {
 func (*GetInstanceConsoleResponse) ProtoMessage() {}
 
 func (x *GetInstanceConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4213,7 @@ func (x *GetInstanceConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetInstanceConsoleResponse) GetText() string {
@@ -4053,7 +4239,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4065,7 +4251,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4078,7 +4264,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -4097,7 +4283,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4295,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4308,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -4148,7 +4334,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4346,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4359,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -4215,7 +4401,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4413,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4426,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -4312,7 +4498,7 @@ type InstanceStatus struct {
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4510,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4523,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -4601,7 +4787,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +4799,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +4812,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -4644,7 +4830,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +4842,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +4855,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 type WatchGroupsRequest struct {
@@ -4680,7 +4866,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4692,7 +4878,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4705,7 +4891,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 type WatchGroupsResponse struct {
@@ -4717,7 +4903,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4915,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +4928,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -4765,7 +4951,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4777,7 +4963,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4790,7 +4976,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -4825,7 +5011,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4837,7 +5023,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4850,7 +5036,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -4869,7 +5055,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +5067,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +5080,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -4926,7 +5112,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5124,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5137,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -5018,7 +5204,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +5216,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +5229,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 type WatchErrorsResponse struct {
@@ -5055,7 +5241,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5253,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5266,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -5106,7 +5292,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5304,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5131,7 +5317,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -5191,7 +5377,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5203,7 +5389,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5216,7 +5402,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -5268,7 +5454,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5466,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5479,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -5335,7 +5521,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5347,7 +5533,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5360,7 +5546,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -5388,7 +5574,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5400,7 +5586,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5413,7 +5599,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -5439,7 +5625,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5637,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5650,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -5500,7 +5686,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5512,7 +5698,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5525,7 +5711,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -5624,7 +5810,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5636,7 +5822,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5649,7 +5835,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -5685,7 +5871,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[76]
+	mi := &file_nstance_v1_operator_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5697,7 +5883,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[76]
+	mi := &file_nstance_v1_operator_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5710,7 +5896,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{76}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -5731,7 +5917,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[77]
+	mi := &file_nstance_v1_operator_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +5929,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[77]
+	mi := &file_nstance_v1_operator_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +5942,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{77}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -6027,7 +6213,19 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	" \x01(\tB\t\x82\xb5\x18\x05wordsR\n" +
 	"drainWaits\x12\x1d\n" +
 	"\x04wait\x18\v \x01(\tB\t\x82\xb5\x18\x05wordsR\x04wait\x12\x12\n" +
-	"\x04late\x18\f \x01(\bR\x04late\"\xc1\x05\n" +
+	"\x04late\x18\f \x01(\bR\x04late\"0\n" +
+	"\x18GetScalingHistoryRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\"\xe0\x01\n" +
+	"\x19GetScalingHistoryResponse\x120\n" +
+	"\x06points\x18\x01 \x03(\v2\x18.nstance.v1.ScalingPointR\x06points\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\x12\x1b\n" +
+	"\tleader_id\x18\x03 \x01(\tR\bleaderId\x12=\n" +
+	"\fleader_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vleaderSince\"\x9b\x01\n" +
+	"\fScalingPoint\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\x12\x16\n" +
+	"\x06wanted\x18\x03 \x01(\rR\x06wanted\x123\n" +
+	"\ametrics\x18\x04 \x03(\v2\x19.nstance.v1.ScalingMetricR\ametrics\"\xc1\x05\n" +
 	"\x14ExplainChangeRequest\x12C\n" +
 	"\fupsert_group\x18\x01 \x01(\v2\x1e.nstance.v1.UpsertGroupRequestH\x00R\vupsertGroup\x12C\n" +
 	"\fdelete_group\x18\x02 \x01(\v2\x1e.nstance.v1.DeleteGroupRequestH\x00R\vdeleteGroup\x12@\n" +
@@ -6271,7 +6469,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xcb\x1a\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xd0\x1b\n" +
 	"\x0fOperatorService\x12|\n" +
 	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
 	"\x06viewer\x12\x12GET /config/status\x12r\n" +
@@ -6300,7 +6498,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\" \x82\xb5\x18\x1c\n" +
 	"\boperator\x12\x10POST /group/roll\x12s\n" +
 	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\" \x82\xb5\x18\x1c\n" +
-	"\x06viewer\x12\x12GET /group/explain\x12b\n" +
+	"\x06viewer\x12\x12GET /group/explain\x12\x82\x01\n" +
+	"\x11GetScalingHistory\x12$.nstance.v1.GetScalingHistoryRequest\x1a%.nstance.v1.GetScalingHistoryResponse\" \x82\xb5\x18\x1c\n" +
+	"\x06viewer\x12\x12GET /group/scaling\x12b\n" +
 	"\rExplainChange\x12 .nstance.v1.ExplainChangeRequest\x1a!.nstance.v1.ExplainChangeResponse\"\f\x82\xb5\x18\b\n" +
 	"\x06viewer\x12~\n" +
 	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\"%\x82\xb5\x18!\n" +
@@ -6349,7 +6549,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -6392,217 +6592,227 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ExplainGroupResponse)(nil),                    // 38: nstance.v1.ExplainGroupResponse
 	(*PlannedAction)(nil),                           // 39: nstance.v1.PlannedAction
 	(*InstanceVerdict)(nil),                         // 40: nstance.v1.InstanceVerdict
-	(*ExplainChangeRequest)(nil),                    // 41: nstance.v1.ExplainChangeRequest
-	(*ExplainChangeResponse)(nil),                   // 42: nstance.v1.ExplainChangeResponse
-	(*GroupChange)(nil),                             // 43: nstance.v1.GroupChange
-	(*CreateInstanceRequest)(nil),                   // 44: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 45: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 46: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 47: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 48: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 49: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 50: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 51: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 52: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 53: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceConsoleRequest)(nil),               // 54: nstance.v1.GetInstanceConsoleRequest
-	(*GetInstanceConsoleResponse)(nil),              // 55: nstance.v1.GetInstanceConsoleResponse
-	(*GetInstanceStatusRequest)(nil),                // 56: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 57: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 58: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 59: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 60: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 61: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 62: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 63: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 64: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 65: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 66: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 67: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 68: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 69: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 70: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 71: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 72: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 73: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 74: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 75: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 76: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 77: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 78: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 79: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 80: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 81: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 83: google.protobuf.Duration
-	(*Metrics)(nil),               // 84: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 85: nstance.v1.HealthCheckState
+	(*GetScalingHistoryRequest)(nil),                // 41: nstance.v1.GetScalingHistoryRequest
+	(*GetScalingHistoryResponse)(nil),               // 42: nstance.v1.GetScalingHistoryResponse
+	(*ScalingPoint)(nil),                            // 43: nstance.v1.ScalingPoint
+	(*ExplainChangeRequest)(nil),                    // 44: nstance.v1.ExplainChangeRequest
+	(*ExplainChangeResponse)(nil),                   // 45: nstance.v1.ExplainChangeResponse
+	(*GroupChange)(nil),                             // 46: nstance.v1.GroupChange
+	(*CreateInstanceRequest)(nil),                   // 47: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 48: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 49: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 50: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 51: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 52: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 53: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 54: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 55: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 56: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceConsoleRequest)(nil),               // 57: nstance.v1.GetInstanceConsoleRequest
+	(*GetInstanceConsoleResponse)(nil),              // 58: nstance.v1.GetInstanceConsoleResponse
+	(*GetInstanceStatusRequest)(nil),                // 59: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 60: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 61: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 62: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 63: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 64: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 65: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 66: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 67: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 68: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 69: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 70: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 71: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 72: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 73: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 74: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 75: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 76: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 77: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 78: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 79: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 80: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 81: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 82: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 83: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 84: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 86: google.protobuf.Duration
+	(*Metrics)(nil),               // 87: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 88: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	82,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	85,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	82,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	83,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	85,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	86,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	71,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	74,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	82,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	85,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	82,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	82,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	85,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	85,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
 	26,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
 	25,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
 	22,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
 	20,  // 16: nstance.v1.GroupStatus.scaling:type_name -> nstance.v1.GroupScaling
-	82,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
+	85,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
 	21,  // 18: nstance.v1.GroupScaling.metrics:type_name -> nstance.v1.ScalingMetric
 	23,  // 19: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
-	82,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
-	82,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
-	82,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
-	83,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
-	82,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	82,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	82,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	82,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	82,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	85,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
+	85,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
+	85,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
+	86,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
+	85,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	85,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	85,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	85,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	85,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
 	19,  // 29: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 30: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 31: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
 	19,  // 32: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	82,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	85,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
 	39,  // 34: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	82,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	85,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
 	40,  // 36: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	71,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	82,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	82,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	74,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	85,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	85,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
 	22,  // 40: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
 	24,  // 41: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
 	20,  // 42: nstance.v1.ExplainGroupResponse.scaling:type_name -> nstance.v1.GroupScaling
-	82,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	82,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	82,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	27,  // 46: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
-	29,  // 47: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
-	31,  // 48: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
-	33,  // 49: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
-	35,  // 50: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
-	46,  // 51: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
-	50,  // 52: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
-	7,   // 53: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
-	12,  // 54: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
-	43,  // 55: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
-	8,   // 56: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
-	13,  // 57: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
-	14,  // 58: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
-	19,  // 59: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
-	19,  // 60: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
-	38,  // 61: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
-	81,  // 62: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	60,  // 63: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	60,  // 64: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19,  // 65: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	60,  // 66: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	60,  // 67: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	60,  // 68: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	60,  // 69: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	82,  // 70: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	82,  // 71: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	82,  // 72: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	82,  // 73: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	82,  // 74: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	82,  // 75: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	84,  // 76: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	82,  // 77: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	85,  // 78: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	82,  // 79: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	82,  // 80: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	65,  // 81: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 82: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 83: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	68,  // 84: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 85: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	60,  // 86: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	82,  // 87: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	82,  // 88: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	83,  // 89: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	71,  // 90: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	82,  // 91: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	82,  // 92: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	72,  // 93: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	82,  // 94: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	77,  // 95: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	72,  // 96: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	77,  // 97: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	82,  // 98: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	78,  // 99: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	82,  // 100: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 101: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 102: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 103: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 104: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 105: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 106: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 107: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	27,  // 108: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	29,  // 109: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	31,  // 110: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	33,  // 111: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	35,  // 112: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	37,  // 113: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	41,  // 114: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
-	44,  // 115: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	46,  // 116: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	48,  // 117: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	50,  // 118: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	52,  // 119: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	56,  // 120: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	54,  // 121: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
-	58,  // 122: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	61,  // 123: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	63,  // 124: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	66,  // 125: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	69,  // 126: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	73,  // 127: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	75,  // 128: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	79,  // 129: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 130: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 131: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 132: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 133: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 134: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 135: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 136: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	28,  // 137: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	30,  // 138: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	32,  // 139: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	34,  // 140: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	36,  // 141: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	38,  // 142: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	42,  // 143: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	45,  // 144: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	47,  // 145: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	49,  // 146: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	51,  // 147: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	53,  // 148: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	57,  // 149: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	55,  // 150: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
-	59,  // 151: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	62,  // 152: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	64,  // 153: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	67,  // 154: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	70,  // 155: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	74,  // 156: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	76,  // 157: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	80,  // 158: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	130, // [130:159] is the sub-list for method output_type
-	101, // [101:130] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	85,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	85,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	85,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	43,  // 46: nstance.v1.GetScalingHistoryResponse.points:type_name -> nstance.v1.ScalingPoint
+	86,  // 47: nstance.v1.GetScalingHistoryResponse.interval:type_name -> google.protobuf.Duration
+	85,  // 48: nstance.v1.GetScalingHistoryResponse.leader_since:type_name -> google.protobuf.Timestamp
+	85,  // 49: nstance.v1.ScalingPoint.at:type_name -> google.protobuf.Timestamp
+	21,  // 50: nstance.v1.ScalingPoint.metrics:type_name -> nstance.v1.ScalingMetric
+	27,  // 51: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
+	29,  // 52: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
+	31,  // 53: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
+	33,  // 54: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
+	35,  // 55: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
+	49,  // 56: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
+	53,  // 57: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
+	7,   // 58: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
+	12,  // 59: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
+	46,  // 60: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
+	8,   // 61: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
+	13,  // 62: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
+	14,  // 63: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 64: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
+	19,  // 65: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
+	38,  // 66: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
+	84,  // 67: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	63,  // 68: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	63,  // 69: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 70: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	63,  // 71: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	63,  // 72: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	63,  // 73: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	63,  // 74: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	85,  // 75: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	85,  // 76: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	85,  // 77: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	85,  // 78: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	85,  // 79: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	85,  // 80: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	87,  // 81: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	85,  // 82: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	88,  // 83: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	85,  // 84: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	85,  // 85: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	68,  // 86: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 87: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 88: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	71,  // 89: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 90: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	63,  // 91: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	85,  // 92: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	85,  // 93: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	86,  // 94: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	74,  // 95: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	85,  // 96: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	85,  // 97: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	75,  // 98: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	85,  // 99: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	80,  // 100: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	75,  // 101: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	80,  // 102: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	85,  // 103: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	81,  // 104: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	85,  // 105: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 106: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 107: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 108: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 109: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 110: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 111: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 112: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	27,  // 113: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	29,  // 114: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	31,  // 115: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	33,  // 116: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	35,  // 117: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	37,  // 118: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	41,  // 119: nstance.v1.OperatorService.GetScalingHistory:input_type -> nstance.v1.GetScalingHistoryRequest
+	44,  // 120: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	47,  // 121: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	49,  // 122: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	51,  // 123: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	53,  // 124: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	55,  // 125: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	59,  // 126: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	57,  // 127: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
+	61,  // 128: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	64,  // 129: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	66,  // 130: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	69,  // 131: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	72,  // 132: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	76,  // 133: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	78,  // 134: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	82,  // 135: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 136: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 137: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 138: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 139: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 140: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 141: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 142: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	28,  // 143: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	30,  // 144: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	32,  // 145: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	34,  // 146: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	36,  // 147: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	38,  // 148: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	42,  // 149: nstance.v1.OperatorService.GetScalingHistory:output_type -> nstance.v1.GetScalingHistoryResponse
+	45,  // 150: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	48,  // 151: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	50,  // 152: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	52,  // 153: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	54,  // 154: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	56,  // 155: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	60,  // 156: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	58,  // 157: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
+	62,  // 158: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	65,  // 159: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	67,  // 160: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	70,  // 161: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	73,  // 162: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	77,  // 163: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	79,  // 164: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	83,  // 165: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	136, // [136:166] is the sub-list for method output_type
+	106, // [106:136] is the sub-list for method input_type
+	106, // [106:106] is the sub-list for extension type_name
+	106, // [106:106] is the sub-list for extension extendee
+	0,   // [0:106] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -6614,7 +6824,7 @@ func file_nstance_v1_operator_proto_init() {
 	file_nstance_v1_options_proto_init()
 	file_nstance_v1_operator_proto_msgTypes[18].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[24].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[38].OneofWrappers = []any{
+	file_nstance_v1_operator_proto_msgTypes[41].OneofWrappers = []any{
 		(*ExplainChangeRequest_UpsertGroup)(nil),
 		(*ExplainChangeRequest_DeleteGroup)(nil),
 		(*ExplainChangeRequest_PauseGroup)(nil),
@@ -6626,14 +6836,14 @@ func file_nstance_v1_operator_proto_init() {
 		(*ExplainChangeRequest_ConfirmOrphans)(nil),
 		(*ExplainChangeRequest_Configuration)(nil),
 	}
-	file_nstance_v1_operator_proto_msgTypes[43].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[46].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   79,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	OperatorService_ResumeGroup_FullMethodName        = "/nstance.v1.OperatorService/ResumeGroup"
 	OperatorService_RollGroup_FullMethodName          = "/nstance.v1.OperatorService/RollGroup"
 	OperatorService_ExplainGroup_FullMethodName       = "/nstance.v1.OperatorService/ExplainGroup"
+	OperatorService_GetScalingHistory_FullMethodName  = "/nstance.v1.OperatorService/GetScalingHistory"
 	OperatorService_ExplainChange_FullMethodName      = "/nstance.v1.OperatorService/ExplainChange"
 	OperatorService_CreateInstance_FullMethodName     = "/nstance.v1.OperatorService/CreateInstance"
 	OperatorService_DeleteInstance_FullMethodName     = "/nstance.v1.OperatorService/DeleteInstance"
@@ -92,6 +93,9 @@ type OperatorServiceClient interface {
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
 	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
+	// GetScalingHistory returns the sizes of a group with scaling during the last day, and the metrics that led to them. A
+	// server has only what it saw while it led.
+	GetScalingHistory(ctx context.Context, in *GetScalingHistoryRequest, opts ...grpc.CallOption) (*GetScalingHistoryResponse, error)
 	// ExplainChange returns what the leader would do after a change, and makes no change. It checks the request of the
 	// change as the call of this request does, and fails with the same errors. The caller needs the role of that call.
 	ExplainChange(ctx context.Context, in *ExplainChangeRequest, opts ...grpc.CallOption) (*ExplainChangeResponse, error)
@@ -273,6 +277,16 @@ func (c *operatorServiceClient) ExplainGroup(ctx context.Context, in *ExplainGro
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainGroupResponse)
 	err := c.cc.Invoke(ctx, OperatorService_ExplainGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetScalingHistory(ctx context.Context, in *GetScalingHistoryRequest, opts ...grpc.CallOption) (*GetScalingHistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetScalingHistoryResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetScalingHistory_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -517,6 +531,9 @@ type OperatorServiceServer interface {
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
 	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
+	// GetScalingHistory returns the sizes of a group with scaling during the last day, and the metrics that led to them. A
+	// server has only what it saw while it led.
+	GetScalingHistory(context.Context, *GetScalingHistoryRequest) (*GetScalingHistoryResponse, error)
 	// ExplainChange returns what the leader would do after a change, and makes no change. It checks the request of the
 	// change as the call of this request does, and fails with the same errors. The caller needs the role of that call.
 	ExplainChange(context.Context, *ExplainChangeRequest) (*ExplainChangeResponse, error)
@@ -612,6 +629,9 @@ func (UnimplementedOperatorServiceServer) RollGroup(context.Context, *RollGroupR
 }
 func (UnimplementedOperatorServiceServer) ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainGroup not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetScalingHistory(context.Context, *GetScalingHistoryRequest) (*GetScalingHistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetScalingHistory not implemented")
 }
 func (UnimplementedOperatorServiceServer) ExplainChange(context.Context, *ExplainChangeRequest) (*ExplainChangeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainChange not implemented")
@@ -912,6 +932,24 @@ func _OperatorService_ExplainGroup_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).ExplainGroup(ctx, req.(*ExplainGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetScalingHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetScalingHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetScalingHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetScalingHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetScalingHistory(ctx, req.(*GetScalingHistoryRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1234,6 +1272,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExplainGroup",
 			Handler:    _OperatorService_ExplainGroup_Handler,
+		},
+		{
+			MethodName: "GetScalingHistory",
+			Handler:    _OperatorService_GetScalingHistory_Handler,
 		},
 		{
 			MethodName: "ExplainChange",

@@ -44,6 +44,8 @@ type Shard struct {
 	Drained bool
 	// Explanations maps the name of a group to the answer of ExplainGroup.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
+	// Scaling maps the name of a group to the answer of GetScalingHistory. Others have no points.
+	Scaling map[string]*nstancev1.GetScalingHistoryResponse
 	// Console is what every instance has written to its console. If it is empty, the provider has no consoles.
 	Console string
 	// History contains the events that ListEvents returns.
@@ -436,6 +438,18 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	}
 	i.Protected = !r.GetOff()
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
+}
+
+// GetScalingHistory implements nstancev1.OperatorServiceServer.
+func (s *Shard) GetScalingHistory(_ context.Context, r *nstancev1.GetScalingHistoryRequest) (
+	*nstancev1.GetScalingHistoryResponse, error) {
+	if s.group(r.GetGroup()) == nil {
+		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+	}
+	if h := s.Scaling[r.GetGroup()]; h != nil {
+		return h, nil
+	}
+	return &nstancev1.GetScalingHistoryResponse{}, nil
 }
 
 // GetInstanceConsole implements nstancev1.OperatorServiceServer.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
@@ -18,6 +19,17 @@ import (
 // moments may be missing.
 func (j *Journal) List(ctx context.Context, q localdb.EventQuery) ([]record.Event, error) {
 	return j.options.DB.Events(ctx, q)
+}
+
+// KeepScaling stores by what a group is scaled. The point stays on this machine for a day. It does not go to the bucket.
+func (j *Journal) KeepScaling(ctx context.Context, point localdb.ScalingPoint) error {
+	return j.options.DB.PutScaling(ctx, j.options.Now(), point)
+}
+
+// Scaling returns the points of a group that this machine has stored within the last day, from the oldest to the
+// newest.
+func (j *Journal) Scaling(ctx context.Context, group config.GroupKey) ([]localdb.ScalingPoint, error) {
+	return j.options.DB.Scaling(ctx, group, j.options.Now())
 }
 
 // Subscribe returns a queue of the events that are stored from now on. If more than limit events wait in the queue, the

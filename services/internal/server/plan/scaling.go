@@ -61,7 +61,7 @@ type ScalingInput struct {
 // ScalingDecision is the size that a group should have now, and why.
 type ScalingDecision struct {
 	Size int
-	// Why says in a sentence what the metrics ask for and what limits it. It has no size in it that changes by itself.
+	// Why says in a sentence what the metrics ask for and what limits it. It has no time in it.
 	Why string
 	// Wanted is the size that the metrics ask for, before windows and steps. It is the present size if they are
 	// unknown.
@@ -196,14 +196,14 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 	up, down := p.Up.Stabilization.D(), p.Down.Stabilization.D()
 	// Rule 74: no more than the smallest size of the time up, and no less than the largest of the time down.
 	least, most := d.Wanted, d.Wanted
-	var until time.Time
+	var grows, shrinks time.Time
 	d.Asked = slices.DeleteFunc(d.Asked, func(a Asked) bool { return !a.At.After(in.Now.Add(-max(up, down))) })
 	for _, a := range d.Asked {
-		if a.At.After(in.Now.Add(-up)) {
-			least = min(least, a.Size)
+		if a.At.After(in.Now.Add(-up)) && a.Size <= least {
+			least, grows = a.Size, a.At.Add(up)
 		}
 		if a.At.After(in.Now.Add(-down)) && a.Size >= most {
-			most, until = a.Size, a.At.Add(down)
+			most, shrinks = a.Size, a.At.Add(down)
 		}
 	}
 	size := in.Size
@@ -215,9 +215,9 @@ func (d *ScalingDecision) window(in *ScalingInput) {
 	}
 	switch {
 	case d.Wanted > in.Size && size < d.Wanted:
-		d.LimitedBy = "up.stabilization"
+		d.LimitedBy, d.Until = "up.stabilization", grows
 	case d.Wanted < in.Size && size > d.Wanted:
-		d.LimitedBy, d.Until = "down.stabilization", until
+		d.LimitedBy, d.Until = "down.stabilization", shrinks
 	}
 	// A new leader does not know what was asked before.
 	if opens := in.Since.Add(up); size > in.Size && in.Now.Before(opens) {
@@ -284,9 +284,11 @@ func (d *ScalingDecision) limit(in *ScalingInput) string {
 	case "max":
 		return fmt.Sprintf("the group has at most %d", in.Policy.Max)
 	case "up.max_step":
-		return fmt.Sprintf("up.max_step permits %s at a time (rule 75)", in.Policy.Up.MaxStep)
+		return fmt.Sprintf("at most %d now, by up.max_step (rule 75)",
+			in.Size+largestStep(in.Policy.Up.MaxStep, in.Size))
 	case "down.max_step":
-		return fmt.Sprintf("down.max_step permits %s at a time (rule 75)", in.Policy.Down.MaxStep)
+		return fmt.Sprintf("at least %d now, by down.max_step (rule 75)",
+			in.Size-largestStep(in.Policy.Down.MaxStep, in.Size))
 	case "up.stabilization":
 		return fmt.Sprintf("less may have been asked for within the last %s (rule 74)", in.Policy.Up.Stabilization)
 	}

@@ -62,6 +62,8 @@ type groupView struct {
 	Override []setting
 	Changed  *nstancev1.JournalEvent
 	Plots    plotsView
+	// Scaling is nil if no leader scales the group, or the history cannot be read.
+	Scaling *nstancev1.GetScalingHistoryResponse
 	// MayChange means that the person may change the group, so that the page has forms. Done is the result of the form
 	// that was sent last.
 	MayChange bool
@@ -191,6 +193,11 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	default:
 		view.Plan = plans[0].Message
 		view.Rules = countRules(view.Plan.GetInstances())
+	}
+	if g.GetScaling() != nil && groups[0].LastKnown == nil {
+		// A server of an earlier version has no history.
+		view.Scaling = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetScalingHistory,
+			&nstancev1.GetScalingHistoryRequest{Group: name})[0].Message
 	}
 	now := p.Now()
 	var replaced statistics

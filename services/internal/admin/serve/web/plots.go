@@ -44,7 +44,9 @@ const plotColumns, sparkColumns = 150, 30
 // chart is a plot. A browser shows its picture, and a screen reader the table.
 type chart struct {
 	Title, Unit string
-	Legend      []segment // with Class, Name and, if it is not 0, Count
+	// Note says what the plot lacks.
+	Note   string
+	Legend []segment // with Class, Name and, if it is not 0, Count
 	// Lanes are the pictures, one below the other.
 	Lanes   []lane
 	Axis    []string // texts below the picture, from left to right
@@ -52,10 +54,10 @@ type chart struct {
 	Rows    [][]string
 }
 
-// lane is one picture of a plot. Top is the value at its upper edge.
+// lane is one picture of a plot. Top is the value at its upper edge, and Label a text above it.
 type lane struct {
-	Name, Top string
-	Shapes    []shape
+	Name, Top, Label string
+	Shapes           []shape
 }
 
 // shape is a part of a picture: a path, or a rectangle with a tooltip.
@@ -127,6 +129,7 @@ func (p *page) plots(r *http.Request, shards []shardView, group *groupView) plot
 				name = group.Group.GetGroup()
 				v.Charts = append(v.Charts, sizeChart(append(slices.Clone(h.sizes[name]),
 					presentSize(group.Group, now)), period, now))
+				v.Charts = append(v.Charts, scalingChart(group.Scaling, period, now)...)
 			}
 			done = append(done, h.replacements(name, from)...)
 			leaders.addLeaders(s, h.leaders, from, now)

@@ -44,6 +44,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"instance": instancePath,
 		"events":   eventsPath,
 		"settings": config.ReadSettings,
+		"scaling":  func(s *nstancev1.GroupScaling) string { return fleet.ScalingText(s, p.Now()) },
 		"override": func(g *nstancev1.GroupStatus) []setting { return overrideOf(g, p.Now()) },
 		"check": func(c *nstancev1.HealthCheckState) string {
 			return strings.ToLower(strings.TrimPrefix(c.GetStatus().String(), "STATUS_"))

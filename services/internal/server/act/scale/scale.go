@@ -15,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
@@ -29,8 +30,10 @@ type Scaler struct {
 	// [plan.ScalingEvery]. The error is a sentence for people.
 	Read   func(ctx context.Context, m config.ScalingMetric) (float64, error)
 	Record func(record.Event)
-	Log    *slog.Logger
-	Env    tasks.Env
+	// Keep, if set, stores a point of a group's history.
+	Keep func(context.Context, localdb.ScalingPoint) error
+	Log  *slog.Logger
+	Env  tasks.Env
 
 	groups map[config.GroupKey]*scaledGroup
 }
@@ -41,6 +44,8 @@ type scaledGroup struct {
 	asked          []plan.Asked
 	// healthy is since when the scaler has seen each instance healthy.
 	healthy map[ident.ID]time.Time
+	// kept is the last point of the history.
+	kept localdb.ScalingPoint
 }
 
 // ErrHeld means that an operator has set a size that the leader must not change.
@@ -135,8 +140,36 @@ func (s *Scaler) totals(ctx context.Context, g shardstate.ScaledGroup) map[strin
 	return out
 }
 
+// scale chooses the size of a group, and keeps a point for its history when the size has changed, and otherwise once in
+// localdb.ScalingInterval.
 func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scaledGroup,
 	totals map[string]plan.Reading) {
+	size, d := s.choose(ctx, g, have, totals)
+	now := s.Env.Now()
+	if s.Keep == nil || size == have.kept.Size && now.Sub(have.kept.At) < localdb.ScalingInterval {
+		return
+	}
+	have.kept = point(g.GroupKey, now, size, d)
+	if err := s.Keep(ctx, have.kept); err != nil && ctx.Err() == nil {
+		s.Log.Warn("what a group is scaled by is not stored on this machine", "group", g.GroupKey.String(), "error", err)
+	}
+}
+
+func point(group config.GroupKey, now time.Time, size int, d plan.ScalingDecision) localdb.ScalingPoint {
+	p := localdb.ScalingPoint{GroupKey: group, At: now, Size: size, Wanted: d.Wanted}
+	for _, m := range d.Metrics {
+		value := localdb.ScalingValue{Name: m.Name, Target: float64(m.Target) / 1000, Wanted: m.Wanted, Total: m.Total}
+		if m.Known && m.Problem == "" {
+			value.Value = new(float64(m.Value) / 1000)
+		}
+		p.Metrics = append(p.Metrics, value)
+	}
+	return p
+}
+
+// choose chooses the size of a group and stores it. It returns the size that the group has from now on.
+func (s *Scaler) choose(ctx context.Context, g shardstate.ScaledGroup, have *scaledGroup,
+	totals map[string]plan.Reading) (int, plan.ScalingDecision) {
 	now, alert := s.Env.Now(), shardstate.GroupError(plan.AlertScaling, g.GroupKey, ident.ID{})
 	d := plan.Scale(plan.ScalingInput{Now: now, Since: have.since, Policy: g.Scaling, Size: g.Size, Least: g.Least,
 		ChangedAt: have.changed, Metrics: have.read(g, totals, s.State.Settings().HealthInterval, now),
@@ -152,7 +185,7 @@ func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scal
 		s.State.ResolveError(alert)
 	}
 	if d.Size == g.Group.Size || g.SizeHeld {
-		return
+		return d.Size, d
 	}
 	switch err := s.Resize(ctx, g.GroupKey, d.Size); {
 	case errors.Is(err, ErrHeld), errors.Is(err, shardconfig.ErrNoGroup), ctx.Err() != nil:
@@ -163,7 +196,9 @@ func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scal
 		s.Record(record.Event{Kind: record.EventGroupChanged, Tenant: g.Tenant, Group: g.GroupKey.Group,
 			Actor:   "leader",
 			Message: fmt.Sprintf("size %d instead of %d: %s", d.Size, g.Group.Size, d.Why)})
+		return d.Size, d
 	}
+	return g.Size, d
 }
 
 // read returns the metrics of a group: as its agents last reported them, or from totals.

@@ -3,6 +3,7 @@ package scale
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
@@ -27,6 +29,7 @@ type scalingStage struct {
 	resized []int
 	refuse  error
 	events  []record.Event
+	points  []localdb.ScalingPoint
 }
 
 func newScalingStage(t *testing.T, size int) *scalingStage {
@@ -41,6 +44,10 @@ func newScalingStage(t *testing.T, size int) *scalingStage {
 			Up:      config.ScaleUp{MaxStep: "100%"}, Down: config.ScaleDown{Stabilization: &down, MaxStep: "25%"}}}
 	stage.Scaler = &Scaler{State: state, Log: slog.New(slog.DiscardHandler), Env: tasks.Env{Now: now},
 		Record: func(e record.Event) { stage.events = append(stage.events, e) },
+		Keep: func(_ context.Context, point localdb.ScalingPoint) error {
+			stage.points = append(stage.points, point)
+			return nil
+		},
 		Resize: func(_ context.Context, _ config.GroupKey, size int) error {
 			if stage.refuse != nil {
 				return stage.refuse
@@ -157,5 +164,32 @@ func TestScaler(t *testing.T) {
 	s.pass(t.Context())
 	if s.alerts() != 0 {
 		t.Error("the alert of a group without scaling stays")
+	}
+}
+
+// TestScalingIsKept checks that the history of a group has a point when the size changes, and otherwise once in an
+// interval. A number that is unknown has no value.
+func TestScalingIsKept(t *testing.T) {
+	s := newScalingStage(t, 4)
+	s.play(1, plan.ScalingEvery)
+	s.play(0.5, 11*time.Minute)
+	var at []string
+	for _, p := range s.points {
+		at = append(at, fmt.Sprint(p.At.Sub(s.points[0].At), " ", p.Size))
+	}
+	if have := strings.Join(at, ", "); have != "0s 8, 5m0s 8, 10m0s 8" {
+		t.Errorf("points: %s", have)
+	}
+	p := s.points[0]
+	if len(p.Metrics) != 1 || p.Wanted != 8 || p.Group != "g" {
+		t.Fatalf("%+v", p)
+	}
+	if m := p.Metrics[0]; m.Name != "cpu" || m.Value == nil || *m.Value != 100 || m.Target != 50 || m.Wanted != 8 {
+		t.Errorf("%+v", m)
+	}
+	s.clock = s.clock.Add(time.Hour) // nobody reports
+	s.pass(t.Context())
+	if p := s.points[len(s.points)-1]; p.Size != 8 || p.Metrics[0].Value != nil {
+		t.Errorf("without reports: %+v", p)
 	}
 }

@@ -1,7 +1,8 @@
-// Package localdb keeps the public keys that agents submitted, and the newest events of the journal, in the server's
-// SQLite file.
+// Package localdb keeps the public keys that agents submitted, the newest events of the journal, and what groups were
+// scaled by during the last day, in the server's SQLite file.
 //
-// Invariant: the server can get everything in the file again: the keys from the agents, and the events from the bucket.
+// Invariant: the server can do without the file. It gets the keys again from the agents, and the events from the
+// bucket.
 // If the file is corrupt, has another version, or is deleted while the server runs, the package replaces it by a new,
 // empty file.
 package localdb
@@ -29,7 +30,7 @@ import (
 // version is the version of the schema. A file with another version is replaced. The application ID prevents the
 // package from replacing another program's database.
 const (
-	version     = 3
+	version     = 4
 	application = 0x6e737463 // "nstc"
 )
 
@@ -45,6 +46,11 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE INDEX events_of_instance ON events (instance, term, sequence);
 CREATE INDEX events_of_group ON events (tenant, "group", term, sequence);
+CREATE TABLE scaling (
+	tenant TEXT NOT NULL, "group" TEXT NOT NULL, at INTEGER NOT NULL, point TEXT NOT NULL,
+	PRIMARY KEY (tenant, "group", at)
+) WITHOUT ROWID;
+CREATE INDEX scaling_at ON scaling (at);
 `
 
 // Key is a public key that an agent submitted: the base name of its file, and the key in PKIX as DER.

@@ -228,6 +228,8 @@ func TestTenants(t *testing.T) {
 	wants(t, "status", err, codes.NotFound)
 	_, err = rival.GetInstanceConsole(t.Context(), &nstancev1.GetInstanceConsoleRequest{InstanceId: id})
 	wants(t, "console", err, codes.NotFound)
+	_, err = rival.GetScalingHistory(t.Context(), &nstancev1.GetScalingHistoryRequest{Group: "static"})
+	wants(t, "history", err, codes.NotFound)
 	_, err = rival.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id})
 	wants(t, "delete", err, codes.NotFound)
 	if now := w.status(t, parse(t, id)); now.GetState() != "created" {

@@ -36,7 +36,7 @@ func FuzzRequests(f *testing.F) {
 	// FuzzPatch covers UpsertGroup.
 	all := []func(ctx context.Context, raw []byte) error{
 		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),
-		reading(w.GetInstanceConsole),
+		reading(w.GetInstanceConsole), reading(w.GetScalingHistory),
 		reading(w.CreateInstance), reading(w.DeleteInstance),
 		reading(w.AcknowledgeDrained), reading(w.RenewCertificate), reading(w.GetInstanceType),
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,6 +29,28 @@ import (
 
 // instanceID returns an instance ID that contains the number n.
 func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n) }
+
+// scalingHistory returns the history of a group that server-2 has scaled for 20 hours, with a gap. For an hour, the
+// metric cpu was unknown.
+func scalingHistory(size int) *nstancev1.GetScalingHistoryResponse {
+	h := &nstancev1.GetScalingHistoryResponse{LeaderId: "server-2", Interval: durationpb.New(5 * time.Minute),
+		LeaderSince: timestamppb.New(fleettest.Now.Add(-30 * time.Hour))}
+	for ago := 20 * time.Hour; ago > 0; ago -= 5 * time.Minute {
+		if ago > 14*time.Hour && ago < 16*time.Hour {
+			continue
+		}
+		load := 0.5 - 0.5*math.Sin(ago.Hours()/3)
+		wanted := max(1, int(math.Ceil(float64(size)*load)))
+		cpu := &nstancev1.ScalingMetric{Name: "cpu", Target: 60, Wanted: uint32(wanted)}
+		if ago < 6*time.Hour || ago > 7*time.Hour {
+			cpu.Value = new(55 + 15*math.Sin(ago.Hours()*2))
+		}
+		h.Points = append(h.Points, &nstancev1.ScalingPoint{At: timestamppb.New(fleettest.Now.Add(-ago)),
+			Size: uint32(max(wanted, size/3)), Wanted: uint32(wanted), Metrics: []*nstancev1.ScalingMetric{cpu,
+				{Name: "network", Value: new(3e7 * load), Target: 5e7, Wanted: uint32(max(1, wanted/2))}}})
+	}
+	return h
+}
 
 // newShard returns a shard with one group of n instances. The instance with index 1 is silent. In a group of at least 24,
 // the one with index 4 is not registered, and the one with index 5 is draining. The last instance is the replacement of
@@ -57,6 +80,10 @@ func newShard(n int) *fleettest.Shard {
 		InstanceEvents: make(chan *nstancev1.InstanceEvent, 10), GroupEvents: make(chan *nstancev1.GroupEvent, 10),
 		ErrorEvents: make(chan *nstancev1.ErrorEvent, 10), JournalEvents: make(chan *nstancev1.JournalEvent, 10),
 	}
+	s.Groups[0].Scaling = &nstancev1.GroupScaling{Why: "cpu is at 52 %, with a target of 60 %, which asks for " +
+		fmt.Sprint(size-1) + " (rule 73); more may have been asked for within the last 5m0s (rule 74)",
+		Wanted: uint32(size - 1), LimitedBy: "down.stabilization", Until: at(-3 * time.Minute)}
+	s.Scaling = map[string]*nstancev1.GetScalingHistoryResponse{"workers": scalingHistory(size)}
 	s.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END}
 	s.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END}
 	s.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", At: at(4 * time.Minute),
