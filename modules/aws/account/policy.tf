@@ -192,22 +192,9 @@ locals {
       Condition = { StringEquals = { "iam:AWSServiceName" = "spot.amazonaws.com" } }
     },
     {
-      Sid      = "TerminateOwnInstances"
+      Sid      = "UseOwnInstances"
       Effect   = "Allow"
-      Action   = "ec2:TerminateInstances"
-      Resource = "${local.ec2}:instance/*"
-      Condition = {
-        StringEquals = {
-          "aws:ResourceTag/nstance:cluster" = var.cluster.id
-          "aws:ResourceTag/nstance:shard"   = shard
-          "aws:ResourceTag/nstance:managed" = "true"
-        }
-      }
-    },
-    {
-      Sid      = "ReadOwnConsoles"
-      Effect   = "Allow"
-      Action   = "ec2:GetConsoleOutput"
+      Action   = ["ec2:GetConsoleOutput", "ec2:TerminateInstances"]
       Resource = "${local.ec2}:instance/*"
       Condition = {
         StringEquals = {

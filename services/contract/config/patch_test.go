@@ -217,7 +217,8 @@ func FuzzPatch(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, problems := parseAs(&decoder{src: stored}, func(GroupSpec) []finding { return nil }); len(problems.Errors()) > 0 {
+		_, problems = parseAs(&decoder{src: stored}, func(GroupSpec) []finding { return nil })
+		if len(problems.Errors()) > 0 {
 			t.Errorf("%s: %v", stored, problems)
 		}
 	})

@@ -36,14 +36,7 @@ func (c *Conflicts) Again(ctx context.Context, err error) bool {
 	case c.count <= quickConflicts:
 		return true
 	}
-	timer := time.NewTimer(reconnect.Backoff(conflictPause, longestPause, c.count-quickConflicts))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return Sleep(ctx, reconnect.Backoff(conflictPause, longestPause, c.count-quickConflicts)) == nil
 }
 
 // Settle waits between its attempts. The wait doubles from settleFirst to settleLast.
@@ -71,7 +64,7 @@ const (
 func Settle(ctx context.Context, store Store, key string, body []byte, cond Condition,
 	sleep func(context.Context, time.Duration) error) (Token, error) {
 	if sleep == nil {
-		sleep = sleepReal
+		sleep = Sleep
 	}
 	token, err := store.Put(ctx, key, body, cond)
 	if !errors.Is(err, ErrIndeterminate) {
@@ -124,7 +117,8 @@ func indeterminate(key string, ended, last error) error {
 	return fmt.Errorf("settle put %q: %w: %w: %w", key, ErrIndeterminate, ended, last)
 }
 
-func sleepReal(ctx context.Context, d time.Duration) error {
+// Sleep waits for d, or until ctx ends. If ctx ends first, Sleep returns the error of ctx.
+func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

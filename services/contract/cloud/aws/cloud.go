@@ -4,7 +4,6 @@ package aws
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -71,14 +70,8 @@ type TargetGroups struct {
 func (TargetGroups) MissingForHealth() string { return "" }
 
 func checkOptions(options map[string]string) []cloud.Problem {
-	var found []cloud.Problem
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		if name != OptionProfile {
-			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider aws has no such option",
-				Hint: "there is " + OptionProfile})
-		}
-	}
-	return found
+	return cloud.ParseFields(options, "provider aws has no such option",
+		map[string]cloud.Field[string]{OptionProfile: {}})
 }
 
 //go:generate go test -run ^TestArgFieldsAreCurrent$ . -update

@@ -132,18 +132,8 @@ func checkZone(region, zone string) []cloud.Problem {
 var project = regexp.MustCompile(`^([a-z0-9.-]+:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]$`)
 
 func checkOptions(options map[string]string) []cloud.Problem {
-	var found []cloud.Problem
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		switch value := options[name]; {
-		case name != OptionProject:
-			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider gcp has no such option",
-				Hint: "there is " + OptionProject})
-		case !project.MatchString(value):
-			found = append(found, cloud.Problem{Path: []any{name},
-				Message: fmt.Sprintf("%q is not the ID of a project", value)})
-		}
-	}
-	return found
+	return cloud.ParseFields(options, "provider gcp has no such option", map[string]cloud.Field[string]{
+		OptionProject: {Parse: cloud.Matching(project, new(string), "%q is not the ID of a project")}})
 }
 
 //go:generate go test -run ^TestArgFieldsAreCurrent$ . -update

@@ -3,7 +3,6 @@ package libvirt
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"net/url"
 	"path"
@@ -56,46 +55,34 @@ var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 // objectName matches names of pools, volumes and networks. It is stricter than libvirt.
 var objectName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
+var (
+	domainType = regexp.MustCompile(`^(kvm|qemu)$`)
+	anyText    = regexp.MustCompile(`^`)
+)
+
 // ParseOptions parses the options and fills in defaults. It reports all problems.
 func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 	o := Options{Pool: "default", DomainType: "kvm", ReservedMiB: 1024}
-	var found []cloud.Problem
-	report := func(option, hint, format string, args ...any) {
-		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...), Hint: hint})
-	}
-	names := []string{"hosts", "pool", "domain_type", "reserved_mib"}
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		value := raw[name]
-		switch name {
-		case "hosts":
-			hosts, err := parseHosts(value)
-			if err != nil {
-				report(name, "write NAME=URI, separated by commas, such as a=qemu+tls://a.example.com/system",
-					"%s", err)
+	found := cloud.ParseFields(raw, "provider libvirt has no such option", map[string]cloud.Field[string]{
+		"hosts": {Hint: "write NAME=URI, separated by commas, such as a=qemu+tls://a.example.com/system",
+			Parse: func(text string) (err error) {
+				o.Hosts, err = parseHosts(text)
+				return err
+			}},
+		"pool": {Parse: cloud.Matching(objectName, &o.Pool, "%q is not the name of a storage pool")},
+		"domain_type": {Hint: "there are kvm and qemu",
+			Parse: cloud.Matching(domainType, &o.DomainType, "%q is not a type of domain")},
+		"reserved_mib": {Parse: func(text string) error {
+			n, err := strconv.ParseInt(text, 10, 32)
+			if o.ReservedMiB = n; err != nil || n < 0 {
+				return fmt.Errorf("%q is not a number of MiB", text)
 			}
-			o.Hosts = hosts
-		case "pool":
-			if !objectName.MatchString(value) {
-				report(name, "", "%q is not the name of a storage pool", value)
-			}
-			o.Pool = value
-		case "domain_type":
-			if value != "kvm" && value != "qemu" {
-				report(name, "there are kvm and qemu", "%q is not a type of domain", value)
-			}
-			o.DomainType = value
-		case "reserved_mib":
-			n, err := strconv.ParseInt(value, 10, 32)
-			if err != nil || n < 0 {
-				report(name, "", "%q is not a number of MiB", value)
-			}
-			o.ReservedMiB = n
-		default:
-			report(name, "there are "+strings.Join(names, ", "), "provider libvirt has no such option")
-		}
-	}
+			return nil
+		}},
+	})
 	if raw["hosts"] == "" {
-		report("hosts", "for this machine write local=qemu:///system", "is missing")
+		found = append(found, cloud.Problem{Path: []any{"hosts"}, Message: "is missing",
+			Hint: "for this machine write local=qemu:///system"})
 	}
 	return o, found
 }
@@ -172,38 +159,23 @@ type Args struct {
 // ParseArgs parses the args. It reports all problems. A text that holds a template is not checked.
 func ParseArgs(raw map[string]any) (Args, []cloud.Problem) {
 	var a Args
-	var found []cloud.Problem
-	report := func(arg, format string, args ...any) {
-		found = append(found, cloud.Problem{Path: []any{arg}, Message: fmt.Sprintf(format, args...)})
-	}
-	texts := map[string]*string{"image": &a.Image, "kernel": &a.Kernel, "initrd": &a.Initrd, "cmdline": &a.Cmdline}
-	names := slices.Sorted(maps.Keys(texts))
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		if name == "disk_gib" {
-			n, ok := wholeNumber(raw[name])
-			if !ok || n < 1 || n > math.MaxInt16 {
-				report(name, "%v is not a size in GiB", raw[name])
+	const volume = "%q is not the name of a volume"
+	found := cloud.ParseFields(raw, "provider libvirt has no such argument", map[string]cloud.Field[any]{
+		"image":   {Parse: cloud.MatchingArg(objectName, &a.Image, volume)},
+		"kernel":  {Parse: cloud.MatchingArg(objectName, &a.Kernel, volume)},
+		"initrd":  {Parse: cloud.MatchingArg(objectName, &a.Initrd, volume)},
+		"cmdline": {Parse: cloud.MatchingArg(anyText, &a.Cmdline, "%q")},
+		"disk_gib": {Parse: func(value any) error {
+			n, ok := wholeNumber(value)
+			if a.DiskGiB = n; !ok || n < 1 || n > math.MaxInt16 {
+				return fmt.Errorf("%v is not a size in GiB", value)
 			}
-			a.DiskGiB = n
-			continue
-		}
-		field, known := texts[name]
-		if !known {
-			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider libvirt has no such argument",
-				Hint: "there are " + strings.Join(append(names, "disk_gib"), ", ")})
-			continue
-		}
-		text, ok := raw[name].(string)
-		*field = text
-		switch template := strings.Contains(text, "{{"); {
-		case !ok:
-			report(name, "is not a string")
-		case name != "cmdline" && !template && !objectName.MatchString(text):
-			report(name, "%q is not the name of a volume", text)
-		}
-	}
+			return nil
+		}},
+	})
 	if a.Initrd+a.Cmdline != "" && a.Kernel == "" {
-		report("kernel", "is missing, but initrd or cmdline is given")
+		found = append(found, cloud.Problem{Path: []any{"kernel"},
+			Message: "is missing, but initrd or cmdline is given"})
 	}
 	return a, found
 }

@@ -4,11 +4,8 @@ package proxmox
 import (
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"net/url"
-	"path"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -54,53 +51,39 @@ type Options struct {
 // objectName matches names of nodes, bridges, storages, pools and templates.
 var objectName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
 
-// optionNames lists the options.
-var optionNames = []string{"endpoints", "token_file", "fingerprints", "ca_file", "pool", "seed_storage"}
+// absolute matches absolute paths.
+var absolute = regexp.MustCompile(`^/`)
 
 // ParseOptions parses the options and fills in defaults. It reports all problems.
 func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 	o := Options{TokenFile: "/etc/nstance/proxmox-token", SeedStorage: "local"}
-	var found []cloud.Problem
-	report := func(option, hint, format string, args ...any) {
-		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...), Hint: hint})
-	}
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		value := raw[name]
-		switch name {
-		case "endpoints":
-			var err error
-			if o.Endpoints, err = parseEndpoints(value); err != nil {
-				report(name, "write URLs, separated by commas, such as https://pve1.example.com:8006", "%s", err)
-			}
-		case "fingerprints":
-			var err error
-			if o.Fingerprints, err = parseFingerprints(value); err != nil {
-				report(name, "pvenode cert info shows it", "%s", err)
-			}
-		case "token_file", "ca_file":
-			if !path.IsAbs(value) {
-				report(name, "", "%q is not an absolute path", value)
-			}
-			*map[string]*string{"token_file": &o.TokenFile, "ca_file": &o.CAFile}[name] = value
-		case "pool", "seed_storage":
-			if !objectName.MatchString(value) {
-				report(name, "", "%q is not a name", value)
-			}
-			*map[string]*string{"pool": &o.Pool, "seed_storage": &o.SeedStorage}[name] = value
-		case "token":
-			report(name, "write it to a file on the servers and give token_file", "a secret does not belong here")
-		case "insecure":
-			report(name, "give the fingerprints of the nodes' certificates, or ca_file",
-				"the identity of the nodes is always checked")
-		default:
-			report(name, "there are "+strings.Join(optionNames, ", "), "provider proxmox has no such option")
-		}
-	}
+	const noPath, noName = "%q is not an absolute path", "%q is not a name"
+	found := cloud.ParseFields(raw, "provider proxmox has no such option", map[string]cloud.Field[string]{
+		"endpoints": {Hint: "write URLs, separated by commas, such as https://pve1.example.com:8006",
+			Parse: func(text string) (err error) {
+				o.Endpoints, err = parseEndpoints(text)
+				return err
+			}},
+		"fingerprints": {Hint: "pvenode cert info shows it", Parse: func(text string) (err error) {
+			o.Fingerprints, err = parseFingerprints(text)
+			return err
+		}},
+		"token_file":   {Parse: cloud.Matching(absolute, &o.TokenFile, noPath)},
+		"ca_file":      {Parse: cloud.Matching(absolute, &o.CAFile, noPath)},
+		"pool":         {Parse: cloud.Matching(objectName, &o.Pool, noName)},
+		"seed_storage": {Parse: cloud.Matching(objectName, &o.SeedStorage, noName)},
+		"token": {Refused: "a secret does not belong here",
+			Hint: "write it to a file on the servers and give token_file"},
+		"insecure": {Refused: "the identity of the nodes is always checked",
+			Hint: "give the fingerprints of the nodes' certificates, or ca_file"},
+	})
 	if raw["endpoints"] == "" {
-		report("endpoints", "such as https://pve1.example.com:8006", "is missing")
+		found = append(found, cloud.Problem{Path: []any{"endpoints"}, Message: "is missing",
+			Hint: "such as https://pve1.example.com:8006"})
 	}
 	if o.CAFile != "" && len(o.Fingerprints) > 0 {
-		report("ca_file", "with fingerprints, no authority is asked", "is given together with fingerprints")
+		found = append(found, cloud.Problem{Path: []any{"ca_file"}, Message: "is given together with fingerprints",
+			Hint: "with fingerprints, no authority is asked"})
 	}
 	return o, found
 }
@@ -154,35 +137,17 @@ type Args struct {
 // ParseArgs parses the args. It reports all problems. A text that holds a template is not checked.
 func ParseArgs(raw map[string]any) (Args, []cloud.Problem) {
 	var a Args
-	var found []cloud.Problem
-	report := func(arg, format string, args ...any) {
-		found = append(found, cloud.Problem{Path: []any{arg}, Message: fmt.Sprintf(format, args...)})
-	}
-	texts := map[string]*string{"template": &a.Template, "storage": &a.Storage}
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		if name == "vlan" {
-			n, err := strconv.Atoi(fmt.Sprint(raw[name]))
-			if err != nil || n < 1 || n > 4094 {
-				report(name, "%v is not a VLAN tag from 1 to 4094", raw[name])
+	found := cloud.ParseFields(raw, "provider proxmox has no such argument", map[string]cloud.Field[any]{
+		"template": {Parse: cloud.MatchingArg(objectName, &a.Template, "%q is not a name")},
+		"storage":  {Parse: cloud.MatchingArg(objectName, &a.Storage, "%q is not a name")},
+		"vlan": {Parse: func(value any) error {
+			n, err := strconv.Atoi(fmt.Sprint(value))
+			if a.VLAN = n; err != nil || n < 1 || n > 4094 {
+				return fmt.Errorf("%v is not a VLAN tag from 1 to 4094", value)
 			}
-			a.VLAN = n
-			continue
-		}
-		field, known := texts[name]
-		if !known {
-			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider proxmox has no such argument",
-				Hint: "there are storage, template, vlan"})
-			continue
-		}
-		text, ok := raw[name].(string)
-		*field = text
-		switch {
-		case !ok:
-			report(name, "is not a string")
-		case !strings.Contains(text, "{{") && !objectName.MatchString(text):
-			report(name, "%q is not a name", text)
-		}
-	}
+			return nil
+		}},
+	})
 	return a, found
 }
 

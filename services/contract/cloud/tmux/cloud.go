@@ -2,6 +2,7 @@
 package tmux
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -82,25 +83,22 @@ var sessionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 func ParseOptions(raw map[string]string) (Options, []cloud.Problem) {
 	o := Options{Dir: "temp/agents", Session: "nstance-dev-agents"}
 	maxVMs := "0"
-	fields := map[string]*string{
+	fields := map[string]cloud.Field[string]{}
+	for name, into := range map[string]*string{
 		"dir": &o.Dir, "session": &o.Session, "socket": &o.Socket, "agent": &o.Agent, "command": &o.Command,
 		"nodes_dir": &o.NodesDir, "max_vms": &maxVMs,
+	} {
+		fields[name] = cloud.Field[string]{Parse: func(text string) error {
+			if strings.ContainsAny(text, "\x00\n") {
+				return errors.New("holds a line break or a NUL")
+			}
+			*into = text
+			return nil
+		}}
 	}
-	var found []cloud.Problem
+	found := cloud.ParseFields(raw, "provider tmux has no such option", fields)
 	report := func(option, format string, args ...any) {
 		found = append(found, cloud.Problem{Path: []any{option}, Message: fmt.Sprintf(format, args...)})
-	}
-	for _, name := range slices.Sorted(maps.Keys(raw)) {
-		field, ok := fields[name]
-		switch {
-		case !ok:
-			found = append(found, cloud.Problem{Path: []any{name}, Message: "provider tmux has no such option",
-				Hint: "there are " + strings.Join(slices.Sorted(maps.Keys(fields)), ", ")})
-		case strings.ContainsAny(raw[name], "\x00\n"):
-			report(name, "holds a line break or a NUL")
-		default:
-			*field = raw[name]
-		}
 	}
 	n, err := strconv.ParseUint(maxVMs, 10, 16)
 	if o.MaxVMs = int(n); err != nil {

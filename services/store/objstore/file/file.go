@@ -329,13 +329,9 @@ func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 		if held {
 			return func() { releaseLock(s.lock); <-s.turn }, nil
 		}
-		timer := time.NewTimer(reconnect.Backoff(time.Millisecond, 20*time.Millisecond, tries))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if err := objstore.Sleep(ctx, reconnect.Backoff(time.Millisecond, 20*time.Millisecond, tries)); err != nil {
 			<-s.turn
-			return nil, fmt.Errorf("lock is held by another process: %w", ctx.Err())
+			return nil, fmt.Errorf("lock is held by another process: %w", err)
 		}
 	}
 }

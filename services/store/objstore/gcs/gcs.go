@@ -57,19 +57,12 @@ func New(ctx context.Context, bucket string, options ...option.ClientOption) (*S
 }
 
 // Get implements objstore.Store.
-func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
-	obj, err := s.get(ctx, key)
-	if err != nil {
-		return objstore.Object{}, s.wrap("get", key, err)
-	}
-	return obj, nil
-}
-
-func (s *Store) get(ctx context.Context, key string) (objstore.Object, error) {
+func (s *Store) Get(ctx context.Context, key string) (obj objstore.Object, err error) {
+	defer s.explain(&err, "get", key)
 	if err := objstore.ValidateKey(key); err != nil {
-		return objstore.Object{}, err
+		return obj, err
 	}
-	obj, err := googlecloud.Repeat(ctx, func() (objstore.Object, error) { return s.download(ctx, key) })
+	obj, err = googlecloud.Repeat(ctx, func() (objstore.Object, error) { return s.download(ctx, key) })
 	if isMissing(err) {
 		err = fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
 	}
@@ -94,15 +87,9 @@ func (s *Store) download(ctx context.Context, key string) (obj objstore.Object, 
 }
 
 // Put implements objstore.Store.
-func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
-	token, err := s.put(ctx, key, body, cond)
-	if err != nil {
-		return "", s.wrap("put", key, err)
-	}
-	return token, nil
-}
-
-func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (token objstore.Token,
+	err error) {
+	defer s.explain(&err, "put", key)
 	if err := objstore.ValidatePut(key, cond); err != nil {
 		return "", err
 	}
@@ -111,7 +98,6 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 	}
 	generation := int64(0) // the condition of an object that does not exist
 	if token, ok := cond.Token(); ok {
-		var err error
 		if generation, err = strconv.ParseInt(string(token), 10, 64); err != nil {
 			return "", fmt.Errorf("%w: token %q is not a generation", objstore.ErrConflict, string(token))
 		}
@@ -127,7 +113,6 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 		return call.Do()
 	}
 	var out *storage.Object
-	var err error
 	if cond.Conditional() {
 		out, err = upload()
 	} else {
@@ -145,29 +130,30 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 }
 
 // Delete implements objstore.Store.
-func (s *Store) Delete(ctx context.Context, key string) error {
-	err := objstore.ValidateKey(key)
-	if err == nil {
-		_, err = googlecloud.Repeat(ctx, func() (struct{}, error) {
-			return struct{}{}, s.objects.Delete(s.bucket, key).Context(ctx).Do()
-		})
+func (s *Store) Delete(ctx context.Context, key string) (err error) {
+	defer s.explain(&err, "delete", key)
+	if err := objstore.ValidateKey(key); err != nil {
+		return err
 	}
-	if err != nil && !isMissing(err) {
-		return s.wrap("delete", key, err)
+	_, err = googlecloud.Repeat(ctx, func() (struct{}, error) {
+		return struct{}{}, s.objects.Delete(s.bucket, key).Context(ctx).Do()
+	})
+	if isMissing(err) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // List implements objstore.Store.
-func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
-	var entries []objstore.Entry
+func (s *Store) List(ctx context.Context, prefix string) (entries []objstore.Entry, err error) {
+	defer s.explain(&err, "list", prefix)
 	for page := ""; ; {
 		out, err := googlecloud.Repeat(ctx, func() (*storage.Objects, error) {
 			return s.objects.List(s.bucket).Context(ctx).Prefix(prefix).PageToken(page).
 				Fields("nextPageToken", "items(name,generation,size,updated)").Do()
 		})
 		if err != nil {
-			return nil, s.wrap("list", prefix, err)
+			return nil, err
 		}
 		for _, o := range out.Items {
 			if objstore.ValidateKey(o.Name) != nil {
@@ -175,7 +161,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 			}
 			modified, err := time.Parse(time.RFC3339, o.Updated)
 			if err != nil || o.Generation == 0 {
-				return nil, s.wrap("list", prefix, fmt.Errorf("%q has no generation or no time", o.Name))
+				return nil, fmt.Errorf("%q has no generation or no time", o.Name)
 			}
 			entries = append(entries, objstore.Entry{Key: o.Name, Token: tokenOf(o.Generation), Size: int64(o.Size),
 				Modified: modified})
@@ -192,11 +178,15 @@ func tokenOf(generation int64) objstore.Token {
 	return objstore.Token(strconv.FormatInt(generation, 10))
 }
 
-func (s *Store) wrap(op, key string, err error) error {
-	if googlecloud.StatusOf(err) == http.StatusNotFound && strings.Contains(err.Error(), missingBucket) {
-		return fmt.Errorf("gcs: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
+// explain adds the operation, the key and the bucket to the error that a method returns. The method defers it.
+func (s *Store) explain(err *error, op, key string) {
+	switch {
+	case *err == nil:
+	case googlecloud.StatusOf(*err) == http.StatusNotFound && strings.Contains((*err).Error(), missingBucket):
+		*err = fmt.Errorf("gcs: %s %q: there is no bucket %q: %w", op, key, s.bucket, *err)
+	default:
+		*err = fmt.Errorf("gcs: %s %q in bucket %q: %w", op, key, s.bucket, *err)
 	}
-	return fmt.Errorf("gcs: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }
 
 // isMissing reports whether the answer says that the object does not exist. Other answers with status 404 say nothing

@@ -146,15 +146,8 @@ func New(ctx context.Context, o Options) (*Store, error) {
 }
 
 // Get implements objstore.Store.
-func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
-	obj, err := s.get(ctx, key)
-	if err != nil {
-		return objstore.Object{}, s.wrap("get", key, err)
-	}
-	return obj, nil
-}
-
-func (s *Store) get(ctx context.Context, key string) (obj objstore.Object, err error) {
+func (s *Store) Get(ctx context.Context, key string) (obj objstore.Object, err error) {
+	defer s.explain(&err, "get", key)
 	if err := objstore.ValidateKey(key); err != nil {
 		return obj, err
 	}
@@ -165,25 +158,21 @@ func (s *Store) get(ctx context.Context, key string) (obj objstore.Object, err e
 	if err != nil {
 		return obj, err
 	}
-	defer func() { err = errors.Join(err, out.Body.Close()) }()
 	body, err := io.ReadAll(out.Body)
-	if err != nil {
+	if err = errors.Join(err, out.Body.Close()); err != nil {
 		return obj, fmt.Errorf("read body: %w", err)
 	}
 	token, err := tokenOf(out.ETag)
-	return objstore.Object{Key: key, Body: body, Token: token}, err
+	if err != nil {
+		return obj, err
+	}
+	return objstore.Object{Key: key, Body: body, Token: token}, nil
 }
 
 // Put implements objstore.Store.
-func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
-	token, err := s.put(ctx, key, body, cond)
-	if err != nil {
-		return "", s.wrap("put", key, err)
-	}
-	return token, nil
-}
-
-func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (token objstore.Token,
+	err error) {
+	defer s.explain(&err, "put", key)
 	if err := objstore.ValidatePut(key, cond); err != nil {
 		return "", err
 	}
@@ -215,37 +204,36 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 		}
 		return "", objstore.PutError(err, cond, sent.Load(), status)
 	}
-	token, err := tokenOf(out.ETag)
-	if err != nil { // the object was written, but its token is unknown
+	if token, err = tokenOf(out.ETag); err != nil { // the object was written, but its token is unknown
 		return "", fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	}
 	return token, nil
 }
 
 // Delete implements objstore.Store.
-func (s *Store) Delete(ctx context.Context, key string) error {
-	err := objstore.ValidateKey(key)
-	if err == nil {
-		_, err = s.api.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key})
+func (s *Store) Delete(ctx context.Context, key string) (err error) {
+	defer s.explain(&err, "delete", key)
+	if err := objstore.ValidateKey(key); err != nil {
+		return err
 	}
-	if err != nil && codeOf(err) != "NoSuchKey" {
-		return s.wrap("delete", key, err)
+	_, err = s.api.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key})
+	if codeOf(err) == "NoSuchKey" {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // List implements objstore.Store.
-func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
-	var entries []objstore.Entry
+func (s *Store) List(ctx context.Context, prefix string) (entries []objstore.Entry, err error) {
+	defer s.explain(&err, "list", prefix)
 	pages := s3.NewListObjectsV2Paginator(s.api, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix})
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
-			return nil, s.wrap("list", prefix, err)
+			return nil, err
 		}
 		if aws.ToBool(page.IsTruncated) && aws.ToString(page.NextContinuationToken) == "" {
-			return nil,
-				s.wrap("list", prefix, errors.New("the store sent a page that is not the last, and no way to the next"))
+			return nil, errors.New("the store sent a page that is not the last, and no way to the next")
 		}
 		for _, o := range page.Contents {
 			key := aws.ToString(o.Key)
@@ -254,7 +242,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 			}
 			token, err := tokenOf(o.ETag)
 			if err != nil {
-				return nil, s.wrap("list", prefix, fmt.Errorf("%q: %w", key, err))
+				return nil, fmt.Errorf("%q: %w", key, err)
 			}
 			entries = append(entries, objstore.Entry{Key: key, Token: token, Size: aws.ToInt64(o.Size),
 				Modified: aws.ToTime(o.LastModified)})
@@ -274,11 +262,15 @@ func tokenOf(etag *string) (objstore.Token, error) {
 	return objstore.Token(token), nil
 }
 
-func (s *Store) wrap(op, key string, err error) error {
-	if codeOf(err) == "NoSuchBucket" {
-		return fmt.Errorf("s3: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
+// explain adds the operation, the key and the bucket to the error that a method returns. The method defers it.
+func (s *Store) explain(err *error, op, key string) {
+	switch {
+	case *err == nil:
+	case codeOf(*err) == "NoSuchBucket":
+		*err = fmt.Errorf("s3: %s %q: there is no bucket %q: %w", op, key, s.bucket, *err)
+	default:
+		*err = fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, *err)
 	}
-	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }
 
 // codeOf returns the error code that the store sent, or "" if there is none.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
@@ -75,18 +76,7 @@ type Store struct {
 
 // New returns the store of a project. All names start with prefix.
 func New(service *secretmanager.Service, project, prefix string) *Store {
-	return &Store{service.Projects.Secrets, "projects/" + project, prefix, time.Now, sleep}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
+	return &Store{service.Projects.Secrets, "projects/" + project, prefix, time.Now, objstore.Sleep}
 }
 
 // EncodeID returns the service's ID for a name. IDs may have only letters, digits, dashes and underscores. EncodeID

@@ -58,11 +58,12 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
 	members := map[string]infra.MemberHealth{}
-	err := p.eachTarget(ctx, "ask for the health in load balancer "+lb, lb, func(id string, health *types.TargetHealth) {
-		if health != nil {
-			addTarget(members, id, health)
-		}
-	})
+	err := p.eachTarget(ctx, "ask for the health in load balancer "+lb, lb,
+		func(id string, health *types.TargetHealth) {
+			if health != nil {
+				addTarget(members, id, health)
+			}
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 // the batch. Neither the client token nor the launch index can be changed afterwards.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html (MaxCount) and API_Instance.html
-// (amiLaunchIndex)
+// (amiLaunchIndex).
 func (p *Provider) CreateBatch(ctx context.Context, req infra.BatchRequest) ([]infra.VM, error) {
 	if err := req.Check(); err != nil {
 		return nil, err

@@ -29,7 +29,8 @@ func FuzzDecodeTags(f *testing.F) {
 		for key, value := range encodeTags(tags, tags.Instance.String()) {
 			again = append(again, types.Tag{Key: aws.String(key), Value: aws.String(value)})
 		}
-		if back, warning := decodeTags(types.Instance{Tags: again}); warning != "" || !back.CreatedAt.Equal(tags.CreatedAt) {
+		back, warning := decodeTags(types.Instance{Tags: again})
+		if warning != "" || !back.CreatedAt.Equal(tags.CreatedAt) {
 			t.Errorf("%q: %s", text, warning)
 		} else if back.CreatedAt = tags.CreatedAt; back != tags {
 			t.Errorf("%q changes when written: %v, %v", text, tags, back)

@@ -111,13 +111,14 @@ func TestTagLimits(t *testing.T) {
 	for i := range 50 - 13 {
 		many = append(many, types.Tag{Key: ptr(fmt.Sprint("k", i)), Value: ptr("")})
 	}
-	if _, err := tagSpecifications(encodeTags(request().Tags, request().Tags.Instance.String()), []types.TagSpecification{{ResourceType: "instance",
-		Tags: many}}, false); err != nil {
+	tags := encodeTags(request().Tags, request().Tags.Instance.String())
+	_, err := tagSpecifications(tags, []types.TagSpecification{{ResourceType: "instance", Tags: many}}, false)
+	if err != nil {
 		t.Errorf("50 tags: %v", err)
 	}
 	many = append(many, types.Tag{Key: ptr("one more"), Value: ptr("")})
-	if _, err := tagSpecifications(encodeTags(request().Tags, request().Tags.Instance.String()), []types.TagSpecification{{ResourceType: "instance",
-		Tags: many}}, false); err == nil {
+	_, err = tagSpecifications(tags, []types.TagSpecification{{ResourceType: "instance", Tags: many}}, false)
+	if err == nil {
 		t.Error("51 tags were taken")
 	}
 }
