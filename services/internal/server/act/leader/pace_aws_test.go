@@ -2,6 +2,7 @@ package leader_test
 
 import (
 	"context"
+	"fmt"
 	"net/http/httptest"
 	"testing"
 	"time"
@@ -10,7 +11,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
@@ -32,10 +35,26 @@ func (r awsRenderer) Render(ctx context.Context, group config.Group, rec record.
 	return m, err
 }
 
-// BenchmarkMassReplacement measures how long a leader needs to request 100 missing VMs from EC2 through the AWS SDK, in
-// real time. With EC2's documented request rates, the requests take at least 47.5 s.
+func (r awsRenderer) RenderBatch(ctx context.Context, group config.Group, rec record.Instance, _ ident.Batch) (
+	filegen.Machine, bool, error) {
+	m, err := r.Render(ctx, group, rec)
+	m.Hostname = ""
+	return m, true, err
+}
+
+// BenchmarkMassReplacement measures how long a leader needs to request missing VMs from EC2 through the AWS SDK, in real
+// time. With EC2's documented rates, 100 single requests take at least 47.5 s. The buckets have tokens for 5 requests
+// and 1,000 instances, and get 2 of each kind per second.
 func BenchmarkMassReplacement(b *testing.B) {
-	const missing = 100
+	b.Run("single/100", func(b *testing.B) { massReplacement(b, 100, 0) })
+	for _, missing := range []int{1, 100, 1000} {
+		b.Run(fmt.Sprintf("batches/%d", missing), func(b *testing.B) {
+			massReplacement(b, missing, execute.SmallestBatch)
+		})
+	}
+}
+
+func massReplacement(b *testing.B, missing, smallestBatch int) {
 	for b.Loop() {
 		cloud, err := fakeaws.New(fakeaws.Config{Limits: rate.Documented()})
 		if err != nil {
@@ -55,6 +74,7 @@ func BenchmarkMassReplacement(b *testing.B) {
 			b.Fatal(err)
 		}
 		s := newShard(b, 0)
+		s.Executor.Batches = func() int { return smallestBatch }
 		s.Executor.Provider, s.Executor.Renderer = provider, awsRenderer{s,
 			cloud.EC2().AddImage(fake.AMI{Name: "base"})}
 		g := config.Group{GroupKey: workers, Static: true, Kind: "wrk", Template: "t", Size: missing, MaxSurge: 1,
@@ -68,9 +88,13 @@ func BenchmarkMassReplacement(b *testing.B) {
 			created, asked = 0, 0
 			for _, call := range cloud.Calls() {
 				if call.Action == "RunInstances" {
-					if asked++; call.Code == "" {
-						created++
-					}
+					asked++
+				}
+			}
+			snapshot, _ := s.State.Snapshot(workers, nil)
+			for _, instance := range snapshot.Instances {
+				if instance.ProviderID != "" {
+					created++
 				}
 			}
 		}
