@@ -97,7 +97,7 @@ func singleShard(t *testing.T, calls *ledger) {
 		"garbage_collection": timeouts,
 		// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
 		// escaped here.
-		"attestation": map[string]any{"method": "aws-iid",
+		"attestation": map[string]any{"method": "aws-iid", "batches": true,
 			"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}}
 	vars := map[string]any{
 		"cluster": "solo", "force_destroy": true, "worker_count": 2,
@@ -125,6 +125,7 @@ func singleShard(t *testing.T, calls *ledger) {
 		t.Errorf("the page's commands set the servers %q", servers)
 	}
 	f.refresh(t)
+	f.createsBatch(t)
 
 	// When a server is asked to stop, it detaches the leader interface before it releases the lock.
 	detached := f.count("DetachNetworkInterface")
@@ -453,6 +454,27 @@ func (c shardCloud) Dial(ctx context.Context, network, address string) (net.Conn
 		return nil, errors.New("there is no server, so its network is not known")
 	}
 	return c.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+}
+
+// createsBatch adds 20 VMs to a group of two by hand. Few calls create them, and each agent registers as the instance that
+// its VM is.
+func (f *fleet) createsBatch(t *testing.T) {
+	t.Helper()
+	operator := f.operator(t)
+	size := func(patch string, want int) {
+		t.Helper()
+		if _, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "workers",
+			Patch: `{"size": ` + patch + `}`, MustExist: true}); err != nil {
+			t.Fatal(err)
+		}
+		f.settled(t, want, nil)
+	}
+	before := f.count("RunInstances")
+	size("22", 22)
+	if n := f.count("RunInstances") - before; n > 10 {
+		t.Errorf("%d calls for 20 VMs", n)
+	}
+	size("null", 2)
 }
 
 func (f *fleet) healthy(t *testing.T) {
