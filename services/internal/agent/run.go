@@ -91,8 +91,8 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 // member asks the machine's cloud until it tells which instance of a batch has this machine as its VM.
 func member(ctx context.Context, cloud notice.Cloud, batch ident.Batch, log *slog.Logger) (ident.ID, error) {
 	if cloud.Member == nil {
-		return ident.ID{}, fmt.Errorf("%sINSTANCE_ID is batch %s, but the cloud of this machine (%s) creates no batches",
-			Prefix, batch, cloud.Name)
+		return ident.ID{}, fmt.Errorf("%sINSTANCE_ID is batch %s, but the cloud of this machine (%s) creates no "+
+			"batches", Prefix, batch, cloud.Name)
 	}
 	for delays := newDelays(); ; {
 		call, cancel := context.WithTimeout(ctx, attestTimeout)

@@ -25,7 +25,8 @@ type Cloud struct {
 	// Attest returns a proof that identifies the VM. The agent sends the proof when it registers its instance. The
 	// field is nil if the cloud gives no proofs.
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
-	// Member returns the instance of a batch whose VM this machine is. The field is nil if the cloud creates no batches.
+	// Member returns the instance of a batch whose VM this machine is. The field is nil if the cloud creates no
+	// batches.
 	Member func(ctx context.Context, o Options, batch ident.Batch) (ident.ID, error)
 }
 

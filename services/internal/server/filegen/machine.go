@@ -54,8 +54,8 @@ func (g *Generator) Render(ctx context.Context, group config.Group, rec record.I
 }
 
 // RenderBatch renders the VMs of a batch, with one new registration nonce in the boot script of all. rec is the record
-// of one of the batch's instances. The result has no host name. ok is false if the VMs differ in more than their IDs, or
-// if the boot script uses the ID for more than to start the agent.
+// of one of the batch's instances. The result has no host name. ok is false if the VMs differ in more than their IDs,
+// or if the boot script uses the ID for more than to start the agent.
 func (g *Generator) RenderBatch(ctx context.Context, group config.Group, rec record.Instance, batch ident.Batch) (
 	machine Machine, ok bool, err error) {
 	shard := g.shard.Load()

@@ -101,8 +101,8 @@ func (x *Executor) smallestBatch(group config.Group) int {
 	return x.Batches()
 }
 
-// Together divides the actions of a group's plan. Creates that one call can make are in one part. Each other action is a
-// part of its own.
+// Together divides the actions of a group's plan. Creates that one call can make are in one part. Each other action is
+// a part of its own.
 func (x *Executor) Together(key config.GroupKey, actions []plan.Action) (parts [][]plan.Action) {
 	group, _ := x.State.Group(key)
 	if smallest := x.smallestBatch(group); smallest == 0 || len(actions) < smallest {
@@ -173,7 +173,8 @@ func (x *Executor) CreateMany(ctx context.Context, key config.GroupKey, actions 
 	}
 }
 
-// each calls do for 0 to n-1, with at most limit calls at a time. What do leaves running in the background must use ctx.
+// each calls do for 0 to n-1, with at most limit calls at a time. What do leaves running in the background must use
+// ctx.
 func (x *Executor) each(ctx context.Context, n, limit int, do func(i int)) {
 	_ = x.Env.ForEach(ctx, n, limit, func(_ context.Context, i int) error {
 		do(i)
@@ -233,8 +234,8 @@ func (x *Executor) createBatch(ctx context.Context, b *batch) error {
 	}
 	left := err
 	if left == nil && len(made) < len(b.records) {
-		left = infra.Errorf(infra.Capacity, "create "+b.id.String(), "the provider had room for %d of %d VMs", len(made),
-			len(b.records))
+		left = infra.Errorf(infra.Capacity, "create "+b.id.String(), "the provider had room for %d of %d VMs",
+			len(made), len(b.records))
 	}
 	x.each(ctx, len(b.records), batchWrites, func(i int) {
 		if vm, ok := made[b.records[i].ID]; !ok {
@@ -324,7 +325,9 @@ func (x *Executor) requestBatch(ctx context.Context, b *batch, request infra.Bat
 		if err := x.await(ctx); err != nil {
 			return nil, err
 		}
-		if !asked && x.anyRecord(b, func(rec record.Instance, ok bool) bool { return !ok || rec.State == record.Deleting }) {
+		if !asked && x.anyRecord(b, func(rec record.Instance, ok bool) bool {
+			return !ok || rec.State == record.Deleting
+		}) {
 			return nil, errWithdrawn
 		}
 		vms, err := provider.CreateBatch(ctx, request)

@@ -76,8 +76,8 @@ func (b *bench) wantStates(created, deleted, vms int) {
 	b.t.Helper()
 	if got := b.states(); got[record.Created] != created || got[record.Deleted] != deleted ||
 		len(b.provider.VMs()) != vms || b.pending() != 0 {
-		b.t.Errorf("%v, %d VMs, %d pending; want %d created, %d deleted, %d VMs", got, len(b.provider.VMs()), b.pending(),
-			created, deleted, vms)
+		b.t.Errorf("%v, %d VMs, %d pending; want %d created, %d deleted, %d VMs", got, len(b.provider.VMs()),
+			b.pending(), created, deleted, vms)
 	}
 }
 
@@ -95,12 +95,13 @@ func TestBatch(t *testing.T) {
 		b.wait()
 		calls := b.made(mock.CreateBatch)
 		if len(calls) != 1 || len(b.made(mock.Create)) != 0 || reserved != 10 {
-			t.Fatalf("%d batches, %d creates, %d records before the call", len(calls), len(b.made(mock.Create)), reserved)
+			t.Fatalf("%d batches, %d creates, %d records before the call", len(calls), len(b.made(mock.Create)),
+				reserved)
 		}
 		req := calls[0].Batch
 		if tags := req.VM.Tags; req.Count != 10 || tags.Group != workers.Group || tags.Term != term ||
-			!tags.Instance.IsZero() || req.VM.InstanceType != "small" || req.VM.Subnet != "a" || req.VM.Arch != "amd64" ||
-			string(req.VM.Userdata) != "nonce of "+req.Batch.String() {
+			!tags.Instance.IsZero() || req.VM.InstanceType != "small" || req.VM.Subnet != "a" ||
+			req.VM.Arch != "amd64" || string(req.VM.Userdata) != "nonce of "+req.Batch.String() {
 			t.Errorf("%+v", req)
 		}
 		for _, vm := range b.provider.VMs() {
@@ -134,7 +135,9 @@ func TestFewCreatesAreSingle(t *testing.T) {
 		"VMs differ":    {6, func(b *bench) { b.Renderer = batching{b, true} }, func(*plan.Action) {}},
 		"not permitted": {6, func(b *bench) { b.Batches = func() int { return 0 } }, func(*plan.Action) {}},
 		"no renderer":   {6, func(b *bench) { b.Renderer = b }, func(*plan.Action) {}},
-		"no capability": {6, func(b *bench) { b.Provider = struct{ infra.Provider }{b.provider} }, func(*plan.Action) {}},
+		"no capability": {6, func(b *bench) {
+			b.Provider = struct{ infra.Provider }{b.provider}
+		}, func(*plan.Action) {}},
 		"return to spot": {6, func(*bench) {}, func(a *plan.Action) {
 			a.Spot, a.Cause = true, plan.CauseReturnToSpot
 		}},

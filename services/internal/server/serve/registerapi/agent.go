@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
-// agent registers an instance's agent. proof shows on which VM the agent runs. instance is the ID that the agent says it
-// has.
+// agent registers an instance's agent. proof shows on which VM the agent runs. instance is the ID that the agent says
+// it has.
 func (c *call) agent(proof []byte, instance string) (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
 		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",
@@ -104,8 +104,8 @@ func (c *call) agent(proof []byte, instance string) (certificate, error) {
 	return cert, nil
 }
 
-// member makes the nonce of a batch one of the instance that the agent says it is. All VMs of the batch have this nonce,
-// so the agent's proof must show that it runs on the VM of that instance.
+// member makes the nonce of a batch one of the instance that the agent says it is. All VMs of the batch have this
+// nonce, so the agent's proof must show that it runs on the VM of that instance.
 func (c *call) member(instance string) error {
 	if c.claims.Batch.IsZero() {
 		return nil
