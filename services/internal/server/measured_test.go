@@ -30,6 +30,7 @@ var (
 	_ infra.Images          = (*fullProvider)(nil)
 	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
+	_ infra.Batch           = (*fullProvider)(nil)
 
 	_ infra.LoadBalancerHealth     = (*fullProvider)(nil)
 	_ infra.LoadBalancerMembership = (*fullProvider)(nil)
@@ -43,6 +44,10 @@ func (p *fullProvider) IsMember(ctx context.Context, _ string, _ infra.VM) (bool
 func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra.VM, error) {
 	p.last = ctx
 	return infra.VM{}, infra.Throttled
+}
+func (p *fullProvider) CreateBatch(ctx context.Context, _ infra.BatchRequest) ([]infra.VM, error) {
+	p.last = ctx
+	return nil, infra.Throttled
 }
 func (p *fullProvider) Delete(ctx context.Context, _ infra.VM) error {
 	p.last = ctx
@@ -118,22 +123,24 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 // The keys of the map are the interfaces. A capability is an exported interface with methods that take a context.
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "infra/infra.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	interfaces := map[string][]string{}
-	for name, object := range file.Scope.Objects {
-		spec, ok := object.Decl.(*ast.TypeSpec)
-		if !ok {
-			continue
+	for _, name := range []string{"infra/infra.go", "infra/batch.go", "infra/console.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-		declared, ok := spec.Type.(*ast.InterfaceType)
-		if !ok {
-			continue
-		}
-		for _, method := range declared.Methods.List {
-			interfaces[name] = append(interfaces[name], method.Names[0].Name)
+		for name, object := range file.Scope.Objects {
+			spec, ok := object.Decl.(*ast.TypeSpec)
+			if !ok {
+				continue
+			}
+			declared, ok := spec.Type.(*ast.InterfaceType)
+			if !ok {
+				continue
+			}
+			for _, method := range declared.Methods.List {
+				interfaces[name] = append(interfaces[name], method.Names[0].Name)
+			}
 		}
 	}
 	if len(interfaces) < 6 {

@@ -261,6 +261,10 @@ func (m *measuredProvider) Create(ctx context.Context, req infra.CreateRequest) 
 	return measureCall(ctx, m, "create", m.provider.Create, req)
 }
 
+func (m *measuredProvider) CreateBatch(ctx context.Context, req infra.BatchRequest) ([]infra.VM, error) {
+	return measureCall(ctx, m, "create_batch", capability[infra.Batch](m).CreateBatch, req)
+}
+
 func (m *measuredProvider) Delete(ctx context.Context, vm infra.VM) error {
 	return measureError(ctx, m, "delete", m.provider.Delete, vm)
 }
