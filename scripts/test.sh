@@ -144,6 +144,7 @@ step_lint() {
 # Deliberate bugs, which the simulator must find. Without MUTANTS=quick it runs all of them.
 step_mutants() {
 	MUTANTS=quick go test -tags mutation ./services/internal/proof/sim -run TestMutants -count=1 -timeout 10m
+	go test -tags mutation ./services/internal/server/plan -run 'TestMutants$' -count=1 -timeout 10m
 }
 
 # The fake clouds and the documentation of the Terraform modules.

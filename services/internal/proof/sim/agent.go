@@ -48,6 +48,9 @@ type agent struct {
 	maintenance time.Time
 	reboot      bool
 	rebootAt    time.Time // when it last announced a reboot
+	// It reports no numbers until numberless, and the same lie until lying.
+	numberless, lying time.Time
+	lie               float32
 }
 
 // drawReportInterval returns the interval at which the agents of this World report.
@@ -163,7 +166,7 @@ func (f *fleet) speak(m *machine) {
 	}
 	report := shardstate.Report{HookEnded: a.hookEnded, Healthy: !now.Before(a.sick), RuntimeHash: a.hash,
 		Files:  []shardstate.FileState{},
-		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash}
+		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash, Metrics: w.numbers(m)}
 	if a.notice {
 		report.Notice, report.NoticeDeadline = true, now.Add(2*time.Minute)
 	}

@@ -281,7 +281,10 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 		}
 	}
 	for _, g := range w.people.groups {
-		if merged, ok := t.groups[g.key]; ok == g.absent || ok && merged.Size != g.size {
+		merged, ok := t.groups[g.key]
+		if ok && g.scaling != nil && !g.absent {
+			w.checkScaled(t, g, merged)
+		} else if ok == g.absent || ok && merged.Size != g.size {
 			w.fail(ruleNewest, "group %s is configured with size %d (absent: %t), in force is %d (there: %t)", g.key,
 				g.size, g.absent, merged.Size, ok)
 		}

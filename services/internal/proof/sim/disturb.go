@@ -411,6 +411,8 @@ func (w *World) calm() {
 		}
 		w.endFault(&m.agent.mute)
 		w.endFault(&m.agent.sick)
+		w.endFault(&m.agent.numberless)
+		w.endFault(&m.agent.lying)
 		m.agent.recommended, m.agent.maintenance = false, time.Time{}
 	}
 	w.endFault(&w.checksDown)

@@ -42,6 +42,9 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	}
 	if r.Op == mem.Put {
 		w.bucket.entered(s, r)
+		if r.Key == groupsKey {
+			w.checkChoice(s, r.Body)
+		}
 	}
 	f := w.storeFault(s, r)
 	if r.Key == lockKey {
@@ -52,6 +55,9 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 	}
 	if r.Op == mem.Put && (f.Err != nil || f.Lost || f.Late > 0) {
 		w.bucket.doubt(r.Key, r.Body)
+		if r.Key == groupsKey {
+			w.doubted = w.sched.now
+		}
 	}
 	return f
 }

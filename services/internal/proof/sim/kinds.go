@@ -118,6 +118,10 @@ const (
 	fixedConfig   Kind = "bad configuration corrected"
 	killedUndoing Kind = "leader killed during a trial"
 	killedKeeping      = "leader killed while it preserves"
+	sizeHeld      Kind = "operator holds a size"
+	metricsLie    Kind = "numbers lie" // of some agents or all
+	metricsGone   Kind = "no numbers"
+	killedScaling Kind = "leader killed while it scales"
 )
 
 // odds says how often a kind of fault occurs in a World that has this kind.
@@ -167,7 +171,7 @@ var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps
 func Kinds() []Kind {
 	var kinds []Kind
 	kinds = append(kinds, bucketCopied) // planCopies decides on it
-	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes, ofPreserved, ofTrials} {
+	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes, ofPreserved, ofTrials, ofScaled} {
 		for _, o := range all {
 			kinds = append(kinds, o.kind)
 		}

@@ -68,6 +68,7 @@ type spec struct {
 	purchase       *config.Purchase
 	ignores        bool // maintenance
 	preserve       config.Preserve
+	scaling        *scaled // nil: leaders do not scale it
 }
 
 // wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
@@ -78,7 +79,7 @@ type wish struct {
 }
 
 func newPeople(w *World) people {
-	keeps := w.dice("preserves").IntN(3) == 0
+	keeps, scales := w.dice("preserves").IntN(3) == 0, w.dice("scales").IntN(6) == 0 && !w.opts.Limited
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
 		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]time.Time{}}
@@ -108,6 +109,9 @@ func newPeople(w *World) people {
 		g.drawAdvice(w.dice("advice", uint64(i)))
 		if keeps {
 			g.drawPreserve(w.dice("preserve", uint64(i)))
+		}
+		if scales {
+			g.drawScaling(w.dice("scaling", uint64(i)))
 		}
 		p.groups = append(p.groups, g)
 	}
@@ -161,12 +165,14 @@ func (p *people) document() []byte {
 		case g.hooked:
 			from = hooked
 		}
-		s.Groups[g.key.Tenant][g.key.Group] = config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
+		spec := config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
 			Rollout: &g.rollout, Disruption: g.limits(), Schedules: g.schedules, Purchase: g.purchase,
 			Preserve: g.preserved(),
 			Vars:     map[string]string{"v": fmt.Sprint(g.runtime), "version": ""},
 			Args:     map[string]any{"image": g.infra}}
+		g.scaling.configure(&spec)
+		s.Groups[g.key.Tenant][g.key.Group] = spec
 	}
 	body, err := json.Marshal(s)
 	if err != nil {

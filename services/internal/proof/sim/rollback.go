@@ -36,6 +36,10 @@ func (w *World) planTrial() {
 		return
 	}
 	p.trial = &trial{group: p.groups[d.IntN(len(p.groups))], made: map[ident.ID]bool{}}
+	if g := p.trial.group; g.scaling != nil {
+		g.scaling = nil
+		p.apply()
+	}
 	at := d.between(minute, 4*minute)
 	w.sched.after(at, func() { w.strikeTrial(moment.state+1, goodConfig) })
 	at += d.between(5*minute, 12*minute)

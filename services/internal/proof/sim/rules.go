@@ -50,6 +50,7 @@ const (
 	ruleFinish    rule = "finish"          // a replacement is finished even if the replaced instance recovers
 	ruleSlow      rule = "slow bucket"     // a leader keeps its lease while the latency of the bucket permits it
 	ruleHome      rule = "home"            // no server leads in a copy of the bucket
+	ruleScaling   rule = "scaling"         // chosen sizes keep their limits, windows and pauses, and end right
 	rulePreserve  rule = "preserve"        // at most preserve.max failed instances are kept, and for preserve.for
 	ruleNoPanic   rule = "no panic"
 	ruleSimulator rule = "simulator's own" // the simulator does not understand what it observes

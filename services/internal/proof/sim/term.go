@@ -183,6 +183,10 @@ func (t *term) takeOver() {
 	t.wakeLoop()
 	t.env.Go("collect", func() { t.leader.Collect(t.scope) })
 	t.env.Go("look up images", t.lookUpImages)
+	if w.scales() {
+		t.env.Go("scale", t.scale)
+		t.env.Go("end holds", t.endHolds)
+	}
 	t.env.Go("follow load balancers", func() { t.leader.FollowBalancers(t.scope) })
 	t.env.Go("recheck", func() { t.leader.Recheck(t.scope) })
 	t.env.Go("hold the address", func() {

@@ -107,6 +107,7 @@ type World struct {
 	// fooledAt is the time at which a leader last wrote a record while its clock stood still. lockRemovedAt is the time
 	// of the last removal of the lock.
 	fooledAt, lockRemovedAt time.Time
+	doubted                 time.Time                // when a write of the groups last had no answer, or came late
 	slowAnswers             map[uint64]time.Duration // by provider call
 }
 
@@ -178,6 +179,10 @@ func (w *World) changed(key string, body []byte) {
 		w.lockChanged(body)
 		return
 	}
+	if key == groupsKey {
+		w.groupsChanged(body)
+		return
+	}
 	w.bucket.changed(key, body)
 }
 
@@ -201,6 +206,7 @@ func (w *World) Run() (result Result, err error) {
 	w.plan()
 	w.planCopies()
 	w.planPreserved()
+	w.planScaled()
 	w.planTrial()
 	w.operate.run()
 	broken := func() bool { return w.err != nil }

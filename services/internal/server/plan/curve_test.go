@@ -277,6 +277,8 @@ func TestCurves(t *testing.T) {
 			case d.Why == "" || d.Problem != "" && c.size < before:
 				t.Fatalf("%v\nafter %v: from %d to %d because %q, problem %q", c, c.at(), before, c.size, d.Why,
 					d.Problem)
+			case c.size < before && c.at() < ScalingEvery+c.policy.Down.Stabilization.D():
+				t.Fatalf("%v\nafter %v: from %d to %d before a window has passed", c, c.at(), before, c.size)
 			case c.lies == allQuiet && c.at() > onCurve/2+5*time.Minute && d.Problem == "":
 				t.Fatalf("%v\nafter %v: no problem without any number", c, c.at())
 			}
@@ -335,7 +337,7 @@ func TestCurvesSettle(t *testing.T) {
 				c.sizes)
 		}
 	}
-	if played < 50 {
+	if played < 30 {
 		t.Errorf("only %d curves", played)
 	}
 }

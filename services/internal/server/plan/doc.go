@@ -236,14 +236,14 @@
 //	73 scaling            With scaling, the leader chooses the size about every 15 s. For each metric it computes the
 //	                      size with which the average of the healthy instances would be at the target, and takes the
 //	                      largest. Within the tolerance the size stays. Instances that boot count as idle when the
-//	                      group would grow, and not at all when it would shrink. Unknown values, and those of instances
-//	                      that have been healthy for less than a report, count as idle when it would grow, and as the
-//	                      target when it would shrink. The metrics query and url are numbers of the whole group, so
-//	                      that the size is the number divided by the target, rounded up. These are the rules of the
-//	                      Horizontal Pod Autoscaler of Kubernetes (scaling.go).
+//	                      group would grow, and not at all when it would shrink. Unknown values, and those of
+//	                      instances that have been healthy for less than a report, count as idle when it would grow,
+//	                      and as the target when it would shrink. The metrics query and url are numbers of the whole
+//	                      group, so that the size is the number divided by the target, rounded up. These are the rules
+//	                      of the Horizontal Pod Autoscaler of Kubernetes (scaling.go).
 //	74 scaling windows    The group grows only to the smallest size that was asked for within up.stabilization, and
-//	                      shrinks only to the largest within down.stabilization. Under a new leader it grows and shrinks
-//	                      only when the time has passed (scaling.go).
+//	                      shrinks only to the largest within down.stabilization. Under a new leader it grows and
+//	                      shrinks only when the time has passed (scaling.go).
 //	75 scaling steps      A change of the size is at most up.max_step or down.max_step, and at least one instance. Two
 //	                      changes are at least 10 s apart (scaling.go).
 //	76 scaling blind      If more than half of a metric's values are unknown, no instance is ready, or a query or URL

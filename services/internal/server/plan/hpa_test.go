@@ -120,8 +120,8 @@ func randomSeries(seed uint64) (inputs []ScalingInput, sizes []int) {
 	}
 	for range 40 {
 		now = now.Add(ScalingEvery)
-		in := ScalingInput{Now: now, Since: c.start.Add(ScalingEvery), Policy: c.policy, Size: size, Least: *c.policy.Min,
-			Asked: asked}
+		in := ScalingInput{Now: now, Since: c.start.Add(ScalingEvery), Policy: c.policy, Size: size,
+			Least: *c.policy.Min, Asked: asked}
 		unready := d.IntN(2) * d.IntN(size+1)
 		ready := size - unready
 		level := math.Exp(2 * d.NormFloat64())
@@ -185,8 +185,8 @@ func TestScaleAsKubernetes(t *testing.T) {
 			different++
 			step, _ := json.Marshal(all[i].Steps[at])
 			t.Errorf("%s: %+v %+v to %d, tolerance %v, choice %d of %d: Kubernetes chooses %d, we %d, for %s and %v",
-				names[i], all[i].Up, all[i].Down, all[i].Max, all[i].Tolerance, at, len(sizes), sizes[at], want[i][at], step,
-				all[i].Targets)
+				names[i], all[i].Up, all[i].Down, all[i].Max, all[i].Tolerance, at, len(sizes), sizes[at], want[i][at],
+				step, all[i].Targets)
 		}
 		if different == 5 {
 			break

@@ -60,6 +60,8 @@ func TestScale(t *testing.T) {
 			why: "memory is at 75 %, with a target of 50 %"},
 		{name: "rule 73: booting instances count as idle for growing", size: 6, metrics: []Reading{
 			{Name: "cpu", Target: 50000, Values: same(4, 95), Unready: 2}}, want: 8},
+		{name: "rule 73: booting instances do not count for shrinking", size: 6, metrics: []Reading{
+			{Name: "cpu", Target: 50000, Values: same(4, 48), Unready: 2}}, want: 6},
 		{name: "rule 73: enough instances boot already", size: 8, metrics: []Reading{
 			{Name: "cpu", Target: 50000, Values: same(4, 80), Unready: 4}}, want: 8},
 		{name: "rule 73: an unknown value is idle for growing", size: 4, metrics: []Reading{
