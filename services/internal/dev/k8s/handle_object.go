@@ -2,6 +2,7 @@ package k8s
 
 import (
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -14,7 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -60,18 +63,19 @@ func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
 			return h.delete(w, req, t)
 		}
 	default:
-		watch, err := flag(req, "watch")
+		query, options := req.URL.Query(), metav1.ListOptions{}
+		err := metav1.Convert_url_Values_To_v1_ListOptions(&query, &options, nil)
 		switch {
 		case err != nil:
-			return err
-		case req.Method == http.MethodGet && watch:
-			return h.watch(w, req, t, partial)
+			return apierrors.NewBadRequest(err.Error())
+		case req.Method == http.MethodGet && options.Watch:
+			return h.watch(w, req, t, options, partial)
 		case req.Method == http.MethodGet || req.Method == http.MethodHead:
-			return h.list(w, req, t, partial)
+			return h.list(w, t, options, partial)
 		case req.Method == http.MethodPost:
 			return h.create(w, req, t, partial)
 		case req.Method == http.MethodDelete:
-			return h.deleteCollection(w, req, t)
+			return h.deleteCollection(w, req, t, options)
 		}
 	}
 	return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
@@ -116,23 +120,21 @@ func (h *handler) fresh(version string) error {
 	return nil
 }
 
-func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
-	query := req.URL.Query()
-	if query.Get("continue") != "" {
+func (h *handler) list(w http.ResponseWriter, t target, options metav1.ListOptions, partial bool) error {
+	if options.Continue != "" {
 		// dev-k8s never splits a list into pages, so it never issued this continue token. The client must list again.
 		return apierrors.NewResourceExpired("start the list again")
 	}
-	version := query.Get("resourceVersion")
-	if err := h.fresh(version); err != nil {
+	if err := h.fresh(options.ResourceVersion); err != nil {
 		return err
 	}
-	selected, err := selectorOf(req, t)
+	selected, err := selectorOf(options, t)
 	if err != nil {
 		return err
 	}
 	items, now := h.store.list(t.resource, t.namespace)
-	if query.Get("resourceVersionMatch") == string(metav1.ResourceVersionMatchExact) &&
-		version != strconv.FormatUint(now, 10) {
+	if options.ResourceVersionMatch == metav1.ResourceVersionMatchExact &&
+		options.ResourceVersion != strconv.FormatUint(now, 10) {
 		return apierrors.NewResourceExpired("dev-k8s keeps no old states")
 	}
 	matching := make([]map[string]any, 0, len(items))
@@ -249,43 +251,39 @@ func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, par
 	return nil
 }
 
-// deleteOptions reads the options from the body and the query.
-func deleteOptions(req *http.Request) (o metav1.DeleteOptions, dry bool, err error) {
+// deleteOptions reads the options from the body, or from the query if there is no body.
+func deleteOptions(req *http.Request) (o metav1.DeleteOptions, err error) {
 	body, err := readObject(req)
 	if err != nil {
-		return o, false, err
+		return o, err
 	}
-	if len(body) > 0 {
-		fields, err := decodeBody(body)
-		if err != nil {
-			return o, false, err
-		}
-		if err := convert(fields, &o); err != nil {
-			return o, false, err
-		}
+	if len(body) == 0 {
+		query := req.URL.Query()
+		err = metav1.Convert_url_Values_To_v1_DeleteOptions(&query, &o, nil)
+	} else {
+		err = json.Unmarshal(body, &o)
 	}
-	if p := metav1.DeletionPropagation(req.URL.Query().Get("propagationPolicy")); p != "" {
-		o.PropagationPolicy = &p
+	if err != nil {
+		return o, apierrors.NewBadRequest("the options: " + err.Error())
 	}
-	if dry, err = dryRun(req); err != nil {
-		return o, false, err
+	if wrong := validation.ValidateDeleteOptions(&o); len(wrong) > 0 {
+		return o, apierrors.NewInvalid(schema.GroupKind{Kind: "DeleteOptions"}, "", wrong)
 	}
-	dry = dry || len(o.DryRun) > 0
 	// Foreground and background deletion have the same result in dev-k8s. Orphaning is not supported.
 	orphan := o.OrphanDependents //nolint:staticcheck // old clients
 	if p := o.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan || orphan != nil && *orphan {
-		return o, false, invalid("propagationPolicy", metav1.DeletePropagationOrphan,
+		return o, invalid("propagationPolicy", metav1.DeletePropagationOrphan,
 			"dev-k8s always collects what an object owns")
 	}
-	return o, dry, nil
+	return o, nil
 }
 
 func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) error {
-	options, dry, err := deleteOptions(req)
+	options, err := deleteOptions(req)
 	if err != nil {
 		return err
 	}
-	result, removed, err := h.remove(t, options, dry)
+	result, removed, err := h.remove(t, options)
 	if err != nil {
 		return err
 	}
@@ -303,8 +301,8 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 }
 
 // remove deletes an object. Deleting a namespace deletes everything in it.
-func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, removed bool,
-	err error) {
+func (h *handler) remove(t target, options metav1.DeleteOptions) (result map[string]any, removed bool, err error) {
+	dry := len(options.DryRun) > 0
 	result, removed, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
 		if current == nil {
 			return nil, t.notFound()
@@ -331,7 +329,7 @@ func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (resu
 		for _, o := range items {
 			name, _ := meta(o)["name"].(string)
 			inside := target{resource: r, namespace: t.name, name: name}
-			if _, _, err := h.remove(inside, metav1.DeleteOptions{}, false); err != nil && !apierrors.IsNotFound(err) {
+			if _, _, err := h.remove(inside, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				return nil, false, err
 			}
 		}
@@ -339,12 +337,12 @@ func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (resu
 	return result, removed, nil
 }
 
-func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t target) error {
-	options, dry, err := deleteOptions(req)
+func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t target, which metav1.ListOptions) error {
+	options, err := deleteOptions(req)
 	if err != nil {
 		return err
 	}
-	selected, err := selectorOf(req, t)
+	selected, err := selectorOf(which, t)
 	if err != nil {
 		return err
 	}
@@ -357,7 +355,7 @@ func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t t
 		one := t
 		one.name, _ = meta(o)["name"].(string)
 		one.namespace, _ = meta(o)["namespace"].(string)
-		if _, _, err := h.remove(one, options, dry); err != nil && !apierrors.IsNotFound(err) {
+		if _, _, err := h.remove(one, options); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 		deleted = append(deleted, o)
@@ -476,9 +474,12 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	}
 	options := metav1.DeleteOptions{}
 	if eviction.DeleteOptions != nil {
-		options, dry = *eviction.DeleteOptions, dry || len(eviction.DeleteOptions.DryRun) > 0
+		options = *eviction.DeleteOptions
 	}
-	if _, _, err := h.remove(t, options, dry); err != nil {
+	if dry {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	if _, _, err := h.remove(t, options); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusCreated, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},

@@ -20,40 +20,28 @@ const (
 
 // watch streams changes until the client disconnects, the server stops, or the timeout of the watch ends.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
-func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
-	query := req.URL.Query()
-	selected, err := selectorOf(req, t)
+func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, options metav1.ListOptions,
+	partial bool) error {
+	selected, err := selectorOf(options, t)
 	if err != nil {
 		return err
 	}
-	bookmarks, err := flag(req, "allowWatchBookmarks")
-	if err != nil {
-		return err
-	}
-	initial, err := flag(req, "sendInitialEvents")
-	if err != nil {
-		return err
-	}
-	match := query.Get("resourceVersionMatch")
-	if match != "" && (!query.Has("sendInitialEvents") || match != string(metav1.ResourceVersionMatchNotOlderThan)) {
+	bookmarks := options.AllowWatchBookmarks
+	initial := options.SendInitialEvents != nil && *options.SendInitialEvents
+	if match := options.ResourceVersionMatch; match != "" && (options.SendInitialEvents == nil ||
+		match != metav1.ResourceVersionMatchNotOlderThan) {
 		return invalid("resourceVersionMatch", match, "a watch allows it only with sendInitialEvents, and only as "+
 			"NotOlderThan")
 	}
 	var from uint64
-	if text := query.Get("resourceVersion"); text != "" {
+	if text := options.ResourceVersion; text != "" {
 		if from, err = strconv.ParseUint(text, 10, 64); err != nil {
 			return invalid("resourceVersion", text, "it is not a number")
 		}
 	}
 	limit := watchTime
-	if text := query.Get("timeoutSeconds"); text != "" {
-		seconds, err := strconv.ParseUint(text, 10, 31)
-		if err != nil {
-			return invalid("timeoutSeconds", text, "it is not a number")
-		}
-		if seconds > 0 {
-			limit = time.Duration(seconds) * time.Second
-		}
+	if seconds := options.TimeoutSeconds; seconds != nil && *seconds > 0 {
+		limit = time.Duration(*seconds) * time.Second
 	}
 	s := stream{w: w, resource: t.resource, partial: partial, control: http.NewResponseController(w)}
 	w.Header().Set("Content-Type", "application/json")
@@ -63,7 +51,7 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, part
 	}
 	// A watch without a resource version starts with the current state. A resource version above the current one is not
 	// from this store, so the watch ends immediately.
-	begins := initial || from == 0 && !query.Has("sendInitialEvents")
+	begins := initial || from == 0 && options.SendInitialEvents == nil
 	if current := h.store.currentVersion(); from > current {
 		s.expire()
 		return nil

@@ -242,18 +242,6 @@ func dryRun(req *http.Request) (bool, error) {
 	}
 }
 
-func flag(req *http.Request, name string) (bool, error) {
-	text := req.URL.Query().Get(name)
-	if text == "" {
-		return false, nil
-	}
-	v, err := strconv.ParseBool(text)
-	if err != nil {
-		return false, apierrors.NewBadRequest(fmt.Sprintf("%s: %q is neither true nor false", name, text))
-	}
-	return v, nil
-}
-
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -235,13 +236,14 @@ type selector struct {
 	fields    fields.Selector
 }
 
-// selectorOf reads the selector from the query. Like a real server, it rejects unsupported field selectors.
-func selectorOf(req *http.Request, t target) (s selector, err error) {
+// selectorOf returns the selector in the options of a request. Like a real server, it rejects unsupported field
+// selectors.
+func selectorOf(options metav1.ListOptions, t target) (s selector, err error) {
 	s = selector{resource: t.resource, namespace: t.namespace}
-	if s.labels, err = labels.Parse(req.URL.Query().Get("labelSelector")); err != nil {
+	if s.labels, err = labels.Parse(options.LabelSelector); err != nil {
 		return s, apierrors.NewBadRequest("labelSelector: " + err.Error())
 	}
-	if s.fields, err = fields.ParseSelector(req.URL.Query().Get("fieldSelector")); err != nil {
+	if s.fields, err = fields.ParseSelector(options.FieldSelector); err != nil {
 		return s, apierrors.NewBadRequest("fieldSelector: " + err.Error())
 	}
 	for _, one := range s.fields.Requirements() {
