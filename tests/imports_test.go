@@ -39,7 +39,7 @@ var wings = []struct{ folder, rows string }{
 	{"services/internal/daemon", "tasks systemd"},
 	{"services/internal/server", "plan lead/election filegen metrics externalmetric health watch | " +
 		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
-	{"services/internal/agent", "check folder identity keypair machine notice receiver"},
+	{"services/internal/agent", "loopback folder identity keypair machine notice receiver | check | number"},
 	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},
 	{"services/internal/admin", "snapshot support fleet lastknown | serve"},
 	{"services/internal/dev", "devtool httpserver k8s s3"},

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// maxScalingMetrics is the most metrics that can decide on a group's size.
-	maxScalingMetrics = 10
+	// MaxScalingMetrics is the most metrics that can decide on a group's size.
+	MaxScalingMetrics = 10
 	// maxMetricText is the maximum size of a URL, a query, a pointer or the name of a metric, in bytes.
 	maxMetricText = 2048
 )
@@ -50,8 +50,8 @@ func (c *checker) scaling(spec GroupSpec, path string) {
 	if s.Min != nil && *s.Min == 0 {
 		c.fromZero(*s, at+".min")
 	}
-	if len(s.Metrics) > maxScalingMetrics {
-		c.add(at+".metrics", "has %d entries, at most %d are allowed", len(s.Metrics), maxScalingMetrics)
+	if len(s.Metrics) > MaxScalingMetrics {
+		c.add(at+".metrics", "has %d entries, at most %d are allowed", len(s.Metrics), MaxScalingMetrics)
 	}
 	seen := map[string]bool{}
 	for i, m := range s.Metrics {

@@ -159,6 +159,9 @@ func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.GetCpu()*100)},
 			fact{"Memory", fmt.Sprintf("%d of %d MiB", m.GetMemoryUsedBytes()>>20, m.GetMemoryTotalBytes()>>20)})
 	}
+	for _, m := range i.GetScaling() {
+		facts = append(facts, fact{"Scales by " + m.GetName(), fleet.NumberText(m)})
+	}
 	return facts
 }
 

@@ -34,6 +34,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
+	"github.com/nstance-kit/nstance/services/internal/agent/number"
 	"github.com/nstance-kit/nstance/services/internal/agent/receiver"
 )
 
@@ -71,6 +72,9 @@ type Options struct {
 	Hook func(ctx context.Context, changed []string) error
 	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
 	Probe check.Probe
+	// Numbers reads what programs on the VM serve. Optional. Without it the agent reads no numbers for the scaling of
+	// its group.
+	Numbers number.Fetch
 	// DrainHook runs the command of the drain hook until ctx ends, with the given variables. It returns why the command
 	// failed, or "". See [check.Hook]. Optional. Without it the agent runs no drain hook.
 	DrainHook func(ctx context.Context, command []string, environ ...string) (failure string)
@@ -87,7 +91,8 @@ type Client struct {
 	identity *identity.Store
 	keys     *keypair.Store
 	files    *receiver.Receiver
-	checks   *check.Runner // nil: the agent runs no health checks
+	checks   *check.Runner  // nil: the agent runs no health checks
+	numbers  *number.Reader // nil: the agent reads no numbers
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
 	// early receives the time after which keepRenewed must renew the certificate. A server can ask for such an early
@@ -140,6 +145,9 @@ func New(o Options) *Client {
 	if o.Probe != nil {
 		c.checks = check.New(o.Probe, func() { c.update(func(s *standing) { s.changed = true }) })
 	}
+	if o.Numbers != nil {
+		c.numbers = number.New(o.Numbers, func() { nudge(c.wake) })
+	}
 	return c
 }
 
@@ -156,6 +164,9 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	if c.checks != nil {
 		group.Go(func() error { return c.checks.Run(ctx) })
+	}
+	if c.numbers != nil {
+		group.Go(func() error { return c.numbers.Run(ctx) })
 	}
 	if c.DrainHook != nil {
 		c.loadDrain()

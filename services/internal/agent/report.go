@@ -155,14 +155,22 @@ func (r *reporter) stream(ctx context.Context) error {
 					r.onAccept = nil
 				}
 				// Agents may have reconnected at the same time. The random delay spreads their reports.
-				tick.Reset(interval/2 + rand.N(interval/2))
+				r.schedule(tick, interval/2+rand.N(interval/2), interval)
 			case <-tick.C:
-				tick.Reset(interval)
+				r.schedule(tick, interval, interval)
 				changed, waiting = true, false
 			case <-r.wake:
 				changed, waiting = r.takeNews(), false
 			}
 		}
+	}
+}
+
+// schedule sets the time of the next report.
+func (r *reporter) schedule(tick *time.Timer, in, interval time.Duration) {
+	tick.Reset(in)
+	if r.numbers != nil {
+		r.numbers.Due(in, interval)
 	}
 }
 
@@ -263,6 +271,9 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 	}
 	report.Metrics, report.Uptime = r.metrics, durationpb.New(r.uptime)
 	report.RuntimeHash = r.files.Hash()
+	if r.numbers != nil {
+		report.VmNumbers = r.numbers.Report()
+	}
 	report.Ipv4, report.Ipv6, report.Hostname = r.facts.IPv4, r.facts.IPv6, r.facts.Hostname
 
 	r.mu.Lock()

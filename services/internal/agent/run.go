@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
+	"github.com/nstance-kit/nstance/services/internal/agent/number"
 	"github.com/nstance-kit/nstance/services/internal/daemon/systemd"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
@@ -155,6 +156,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		Attest:     attestor(s, log),
 		Hook:       hook,
 		Probe:      check.Local,
+		Numbers:    number.Local,
 		DrainHook:  check.Hook,
 		Version:    version,
 		Log:        log,

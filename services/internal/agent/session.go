@@ -245,15 +245,18 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends. The server may also send health checks, key
-// requests and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in the middle
-// of a batch, the agent drops the batch.
+// receiveFiles stores the batches of files that the server sends. The server may also send health checks, numbers to
+// read, key requests and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in
+// the middle of a batch, the agent drops the batch.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true,
 		WithDrain: c.DrainHook != nil}
 	if c.checks != nil {
 		request.WithHealthChecks, request.HealthChecksVersion = true, c.checks.Version()
+	}
+	if c.numbers != nil {
+		request.WithVmNumbers, request.VmNumbers = true, c.numbers.IDs()
 	}
 	stream, err := api.ReceiveFiles(ctx, request)
 	if err != nil {
@@ -275,6 +278,11 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 				c.checks.Set(event.HealthChecks.GetVersion(), event.HealthChecks.GetChecks())
 				c.Log.Info("Health checks changed", "checks", len(event.HealthChecks.GetChecks()))
 				c.update(func(s *standing) { s.changed = true })
+			}
+		case *nstancev1.ReceiveFilesResponse_VmNumbers:
+			if c.numbers != nil {
+				c.numbers.Set(event.VmNumbers.GetNumbers())
+				c.Log.Info("Numbers to read changed", "numbers", len(event.VmNumbers.GetNumbers()))
 			}
 		case *nstancev1.ReceiveFilesResponse_Drain:
 			if c.DrainHook != nil {

@@ -62,6 +62,7 @@ func (a *applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]co
 func (a *applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l := a.leadership
 	l.leader.State.ConfigureGroups(groups, changed)
+	a.agents.Configured()
 	warm := make(map[config.GroupKey]config.Group, len(changed))
 	for _, key := range changed {
 		if group, ok := groups[key]; ok {

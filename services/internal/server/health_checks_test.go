@@ -12,6 +12,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
+	"github.com/nstance-kit/nstance/services/internal/agent/number"
 	"github.com/nstance-kit/nstance/services/internal/proof/foldertest"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 )
@@ -73,7 +74,7 @@ func (f *checkedFleet) boot(c mock.Call) {
 				return "exit status 1: out of order"
 			}
 			return ""
-		}, DrainHook: func(_ context.Context, command []string, environ ...string) string {
+		}, Numbers: number.Local, DrainHook: func(_ context.Context, command []string, environ ...string) string {
 			return f.drain(command, environ...)
 		}})
 	f.wg.Go(func() { _ = client.Run(f.ctx) })

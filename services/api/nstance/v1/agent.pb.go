@@ -178,7 +178,7 @@ func (x HealthCheckState_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HealthCheckState_Status.Descriptor instead.
 func (HealthCheckState_Status) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18, 0}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21, 0}
 }
 
 type KeyGenRequestsRequest struct {
@@ -476,7 +476,12 @@ type ReceiveFilesRequest struct {
 	HealthChecksVersion string `protobuf:"bytes,4,opt,name=health_checks_version,json=healthChecksVersion,proto3" json:"health_checks_version,omitempty"`
 	// Says that the agent runs the drain hook. The server sends Drain when the instance's drain begins, and on each new
 	// stream during the drain.
-	WithDrain     bool `protobuf:"varint,5,opt,name=with_drain,json=withDrain,proto3" json:"with_drain,omitempty"`
+	WithDrain bool `protobuf:"varint,5,opt,name=with_drain,json=withDrain,proto3" json:"with_drain,omitempty"`
+	// Says that the agent reads numbers from programs on the VM. The server sends those of the instance when the stream
+	// opens, and whenever they change.
+	WithVmNumbers bool `protobuf:"varint,6,opt,name=with_vm_numbers,json=withVmNumbers,proto3" json:"with_vm_numbers,omitempty"`
+	// IDs of the numbers that the agent already reads. The server sends numbers only if these differ.
+	VmNumbers     []uint64 `protobuf:"fixed64,7,rep,packed,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -546,6 +551,20 @@ func (x *ReceiveFilesRequest) GetWithDrain() bool {
 	return false
 }
 
+func (x *ReceiveFilesRequest) GetWithVmNumbers() bool {
+	if x != nil {
+		return x.WithVmNumbers
+	}
+	return false
+}
+
+func (x *ReceiveFilesRequest) GetVmNumbers() []uint64 {
+	if x != nil {
+		return x.VmNumbers
+	}
+	return nil
+}
+
 type ReceiveFilesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -555,6 +574,7 @@ type ReceiveFilesResponse struct {
 	//	*ReceiveFilesResponse_KeyRequests
 	//	*ReceiveFilesResponse_HealthChecks
 	//	*ReceiveFilesResponse_Drain
+	//	*ReceiveFilesResponse_VmNumbers
 	Event         isReceiveFilesResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -642,6 +662,15 @@ func (x *ReceiveFilesResponse) GetDrain() *Drain {
 	return nil
 }
 
+func (x *ReceiveFilesResponse) GetVmNumbers() *VmNumbers {
+	if x != nil {
+		if x, ok := x.Event.(*ReceiveFilesResponse_VmNumbers); ok {
+			return x.VmNumbers
+		}
+	}
+	return nil
+}
+
 type isReceiveFilesResponse_Event interface {
 	isReceiveFilesResponse_Event()
 }
@@ -671,6 +700,12 @@ type ReceiveFilesResponse_Drain struct {
 	Drain *Drain `protobuf:"bytes,5,opt,name=drain,proto3,oneof"`
 }
 
+type ReceiveFilesResponse_VmNumbers struct {
+	// All numbers that the agent must read, which replace the earlier ones. Sent between batches, and only if the
+	// request has with_vm_numbers.
+	VmNumbers *VmNumbers `protobuf:"bytes,6,opt,name=vm_numbers,json=vmNumbers,proto3,oneof"`
+}
+
 func (*ReceiveFilesResponse_File) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
@@ -680,6 +715,259 @@ func (*ReceiveFilesResponse_KeyRequests) isReceiveFilesResponse_Event() {}
 func (*ReceiveFilesResponse_HealthChecks) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Drain) isReceiveFilesResponse_Event() {}
+
+func (*ReceiveFilesResponse_VmNumbers) isReceiveFilesResponse_Event() {}
+
+// VmNumbers are all numbers that an agent must read for the scaling of its group.
+type VmNumbers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Numbers       []*VmNumber            `protobuf:"bytes,1,rep,name=numbers,proto3" json:"numbers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VmNumbers) Reset() {
+	*x = VmNumbers{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VmNumbers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VmNumbers) ProtoMessage() {}
+
+func (x *VmNumbers) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VmNumbers.ProtoReflect.Descriptor instead.
+func (*VmNumbers) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VmNumbers) GetNumbers() []*VmNumber {
+	if x != nil {
+		return x.Numbers
+	}
+	return nil
+}
+
+// VmNumber is a number that a program on the VM serves over HTTP at the loopback address.
+type VmNumber struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identifies the number in reports. Numbers with other fields have other IDs.
+	Id   uint64 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"`
+	Port uint32 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	// Path and query of the request.
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// Types that are valid to be assigned to In:
+	//
+	//	*VmNumber_Metric
+	//	*VmNumber_Json
+	In            isVmNumber_In `protobuf_oneof:"in"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VmNumber) Reset() {
+	*x = VmNumber{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VmNumber) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VmNumber) ProtoMessage() {}
+
+func (x *VmNumber) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VmNumber.ProtoReflect.Descriptor instead.
+func (*VmNumber) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *VmNumber) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *VmNumber) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *VmNumber) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VmNumber) GetIn() isVmNumber_In {
+	if x != nil {
+		return x.In
+	}
+	return nil
+}
+
+func (x *VmNumber) GetMetric() string {
+	if x != nil {
+		if x, ok := x.In.(*VmNumber_Metric); ok {
+			return x.Metric
+		}
+	}
+	return ""
+}
+
+func (x *VmNumber) GetJson() string {
+	if x != nil {
+		if x, ok := x.In.(*VmNumber_Json); ok {
+			return x.Json
+		}
+	}
+	return ""
+}
+
+type isVmNumber_In interface {
+	isVmNumber_In()
+}
+
+type VmNumber_Metric struct {
+	// Name of a metric in the text format of Prometheus.
+	Metric string `protobuf:"bytes,4,opt,name=metric,proto3,oneof"`
+}
+
+type VmNumber_Json struct {
+	// JSON pointer (RFC 6901).
+	Json string `protobuf:"bytes,5,opt,name=json,proto3,oneof"`
+}
+
+func (*VmNumber_Metric) isVmNumber_In() {}
+
+func (*VmNumber_Json) isVmNumber_In() {}
+
+// VmNumberState is a number as the agent last read it.
+type VmNumberState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Not set: the agent has not read the number yet. For a counter, it needs two readings.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*VmNumberState_Value
+	//	*VmNumberState_Problem
+	Result        isVmNumberState_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VmNumberState) Reset() {
+	*x = VmNumberState{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VmNumberState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VmNumberState) ProtoMessage() {}
+
+func (x *VmNumberState) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VmNumberState.ProtoReflect.Descriptor instead.
+func (*VmNumberState) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *VmNumberState) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *VmNumberState) GetResult() isVmNumberState_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *VmNumberState) GetValue() float64 {
+	if x != nil {
+		if x, ok := x.Result.(*VmNumberState_Value); ok {
+			return x.Value
+		}
+	}
+	return 0
+}
+
+func (x *VmNumberState) GetProblem() string {
+	if x != nil {
+		if x, ok := x.Result.(*VmNumberState_Problem); ok {
+			return x.Problem
+		}
+	}
+	return ""
+}
+
+type isVmNumberState_Result interface {
+	isVmNumberState_Result()
+}
+
+type VmNumberState_Value struct {
+	// The value, or the growth per second of a counter.
+	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3,oneof"`
+}
+
+type VmNumberState_Problem struct {
+	// Why the value is unknown: one line of at most 256 bytes.
+	Problem string `protobuf:"bytes,3,opt,name=problem,proto3,oneof"`
+}
+
+func (*VmNumberState_Value) isVmNumberState_Result() {}
+
+func (*VmNumberState_Problem) isVmNumberState_Result() {}
 
 // Drain asks the agent to run the drain hook, once in the instance's life, and to report its end.
 type Drain struct {
@@ -698,7 +986,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +998,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[8]
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +1011,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Drain) GetReason() string {
@@ -766,7 +1054,7 @@ type HealthChecks struct {
 
 func (x *HealthChecks) Reset() {
 	*x = HealthChecks{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +1066,7 @@ func (x *HealthChecks) String() string {
 func (*HealthChecks) ProtoMessage() {}
 
 func (x *HealthChecks) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[9]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +1079,7 @@ func (x *HealthChecks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChecks.ProtoReflect.Descriptor instead.
 func (*HealthChecks) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HealthChecks) GetVersion() string {
@@ -833,7 +1121,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1133,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[10]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1146,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HealthCheck) GetName() string {
@@ -954,7 +1242,7 @@ type ExecProbe struct {
 
 func (x *ExecProbe) Reset() {
 	*x = ExecProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1254,7 @@ func (x *ExecProbe) String() string {
 func (*ExecProbe) ProtoMessage() {}
 
 func (x *ExecProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1267,7 @@ func (x *ExecProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
 func (*ExecProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecProbe) GetCommand() []string {
@@ -1001,7 +1289,7 @@ type HttpProbe struct {
 
 func (x *HttpProbe) Reset() {
 	*x = HttpProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1301,7 @@ func (x *HttpProbe) String() string {
 func (*HttpProbe) ProtoMessage() {}
 
 func (x *HttpProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1314,7 @@ func (x *HttpProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpProbe.ProtoReflect.Descriptor instead.
 func (*HttpProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HttpProbe) GetPort() uint32 {
@@ -1064,7 +1352,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1364,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1377,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *File) GetName() string {
@@ -1129,7 +1417,7 @@ type FilesCommit struct {
 
 func (x *FilesCommit) Reset() {
 	*x = FilesCommit{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1429,7 @@ func (x *FilesCommit) String() string {
 func (*FilesCommit) ProtoMessage() {}
 
 func (x *FilesCommit) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1442,7 @@ func (x *FilesCommit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesCommit.ProtoReflect.Descriptor instead.
 func (*FilesCommit) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FilesCommit) GetRuntimeHash() string {
@@ -1208,14 +1496,16 @@ type ReportHealthRequest struct {
 	// Whether the cloud recommends replacing the VM. In every report. Absent: the agent does not know.
 	Recommendation *Recommendation `protobuf:"bytes,19,opt,name=recommendation,proto3" json:"recommendation,omitempty"`
 	// The maintenance that the cloud has announced for the VM. In every report. Absent: the agent does not know.
-	Maintenance   *Maintenance `protobuf:"bytes,20,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
+	Maintenance *Maintenance `protobuf:"bytes,20,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
+	// The numbers that the server asked for, in every report. Agents that read no numbers leave them out.
+	VmNumbers     []*VmNumberState `protobuf:"bytes,21,rep,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportHealthRequest) Reset() {
 	*x = ReportHealthRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1517,7 @@ func (x *ReportHealthRequest) String() string {
 func (*ReportHealthRequest) ProtoMessage() {}
 
 func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1530,7 @@ func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthRequest.ProtoReflect.Descriptor instead.
 func (*ReportHealthRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReportHealthRequest) GetInstanceId() string {
@@ -1383,6 +1673,13 @@ func (x *ReportHealthRequest) GetMaintenance() *Maintenance {
 	return nil
 }
 
+func (x *ReportHealthRequest) GetVmNumbers() []*VmNumberState {
+	if x != nil {
+		return x.VmNumbers
+	}
+	return nil
+}
+
 // DrainReport says that the drain hook has ended.
 type DrainReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1394,7 +1691,7 @@ type DrainReport struct {
 
 func (x *DrainReport) Reset() {
 	*x = DrainReport{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1703,7 @@ func (x *DrainReport) String() string {
 func (*DrainReport) ProtoMessage() {}
 
 func (x *DrainReport) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1716,7 @@ func (x *DrainReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReport.ProtoReflect.Descriptor instead.
 func (*DrainReport) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainReport) GetError() string {
@@ -1440,7 +1737,7 @@ type HealthCheckReport struct {
 
 func (x *HealthCheckReport) Reset() {
 	*x = HealthCheckReport{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1749,7 @@ func (x *HealthCheckReport) String() string {
 func (*HealthCheckReport) ProtoMessage() {}
 
 func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1762,7 @@ func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckReport.ProtoReflect.Descriptor instead.
 func (*HealthCheckReport) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HealthCheckReport) GetVersion() string {
@@ -1494,7 +1791,7 @@ type HealthCheckState struct {
 
 func (x *HealthCheckState) Reset() {
 	*x = HealthCheckState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +1803,7 @@ func (x *HealthCheckState) String() string {
 func (*HealthCheckState) ProtoMessage() {}
 
 func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +1816,7 @@ func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckState.ProtoReflect.Descriptor instead.
 func (*HealthCheckState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HealthCheckState) GetName() string {
@@ -1561,7 +1858,7 @@ type Metrics struct {
 
 func (x *Metrics) Reset() {
 	*x = Metrics{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1870,7 @@ func (x *Metrics) String() string {
 func (*Metrics) ProtoMessage() {}
 
 func (x *Metrics) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1883,7 @@ func (x *Metrics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metrics.ProtoReflect.Descriptor instead.
 func (*Metrics) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Metrics) GetCpu() float64 {
@@ -1654,7 +1951,7 @@ type FileState struct {
 
 func (x *FileState) Reset() {
 	*x = FileState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +1963,7 @@ func (x *FileState) String() string {
 func (*FileState) ProtoMessage() {}
 
 func (x *FileState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +1976,7 @@ func (x *FileState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileState.ProtoReflect.Descriptor instead.
 func (*FileState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FileState) GetName() string {
@@ -1729,7 +2026,7 @@ type KeyState struct {
 
 func (x *KeyState) Reset() {
 	*x = KeyState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +2038,7 @@ func (x *KeyState) String() string {
 func (*KeyState) ProtoMessage() {}
 
 func (x *KeyState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +2051,7 @@ func (x *KeyState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyState.ProtoReflect.Descriptor instead.
 func (*KeyState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KeyState) GetName() string {
@@ -1792,7 +2089,7 @@ type TerminationNotice struct {
 
 func (x *TerminationNotice) Reset() {
 	*x = TerminationNotice{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +2101,7 @@ func (x *TerminationNotice) String() string {
 func (*TerminationNotice) ProtoMessage() {}
 
 func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2114,7 @@ func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminationNotice.ProtoReflect.Descriptor instead.
 func (*TerminationNotice) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TerminationNotice) GetKind() string {
@@ -1852,7 +2149,7 @@ type Recommendation struct {
 
 func (x *Recommendation) Reset() {
 	*x = Recommendation{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +2161,7 @@ func (x *Recommendation) String() string {
 func (*Recommendation) ProtoMessage() {}
 
 func (x *Recommendation) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +2174,7 @@ func (x *Recommendation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recommendation.ProtoReflect.Descriptor instead.
 func (*Recommendation) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Recommendation) GetReplace() bool {
@@ -1901,7 +2198,7 @@ type Maintenance struct {
 
 func (x *Maintenance) Reset() {
 	*x = Maintenance{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2210,7 @@ func (x *Maintenance) String() string {
 func (*Maintenance) ProtoMessage() {}
 
 func (x *Maintenance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2223,7 @@ func (x *Maintenance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Maintenance.ProtoReflect.Descriptor instead.
 func (*Maintenance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Maintenance) GetKind() string {
@@ -1951,7 +2248,7 @@ type ReportHealthResponse struct {
 
 func (x *ReportHealthResponse) Reset() {
 	*x = ReportHealthResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2260,7 @@ func (x *ReportHealthResponse) String() string {
 func (*ReportHealthResponse) ProtoMessage() {}
 
 func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2273,7 @@ func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthResponse.ProtoReflect.Descriptor instead.
 func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 type AgentServiceRenewCertificateRequest struct {
@@ -1992,7 +2289,7 @@ type AgentServiceRenewCertificateRequest struct {
 
 func (x *AgentServiceRenewCertificateRequest) Reset() {
 	*x = AgentServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[26]
+	mi := &file_nstance_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2301,7 @@ func (x *AgentServiceRenewCertificateRequest) String() string {
 func (*AgentServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[26]
+	mi := &file_nstance_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2314,7 @@ func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use AgentServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
@@ -2045,7 +2342,7 @@ type AgentServiceRenewCertificateResponse struct {
 
 func (x *AgentServiceRenewCertificateResponse) Reset() {
 	*x = AgentServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[27]
+	mi := &file_nstance_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2354,7 @@ func (x *AgentServiceRenewCertificateResponse) String() string {
 func (*AgentServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[27]
+	mi := &file_nstance_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2367,7 @@ func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use AgentServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AgentServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -2116,7 +2413,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\tPublicKey\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pkix\x18\x02 \x01(\fR\x04pkix\"\x1a\n" +
-	"\x18SubmitPublicKeysResponse\"\xe3\x01\n" +
+	"\x18SubmitPublicKeysResponse\"\xaa\x02\n" +
 	"\x13ReceiveFilesRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12*\n" +
@@ -2124,14 +2421,33 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x12with_health_checks\x18\x03 \x01(\bR\x10withHealthChecks\x122\n" +
 	"\x15health_checks_version\x18\x04 \x01(\tR\x13healthChecksVersion\x12\x1d\n" +
 	"\n" +
-	"with_drain\x18\x05 \x01(\bR\twithDrain\"\xaf\x02\n" +
+	"with_drain\x18\x05 \x01(\bR\twithDrain\x12&\n" +
+	"\x0fwith_vm_numbers\x18\x06 \x01(\bR\rwithVmNumbers\x12\x1d\n" +
+	"\n" +
+	"vm_numbers\x18\a \x03(\x06R\tvmNumbers\"\xe7\x02\n" +
 	"\x14ReceiveFilesResponse\x12&\n" +
 	"\x04file\x18\x01 \x01(\v2\x10.nstance.v1.FileH\x00R\x04file\x121\n" +
 	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commit\x12G\n" +
 	"\fkey_requests\x18\x03 \x01(\v2\".nstance.v1.KeyGenRequestsResponseH\x00R\vkeyRequests\x12?\n" +
 	"\rhealth_checks\x18\x04 \x01(\v2\x18.nstance.v1.HealthChecksH\x00R\fhealthChecks\x12)\n" +
-	"\x05drain\x18\x05 \x01(\v2\x11.nstance.v1.DrainH\x00R\x05drainB\a\n" +
-	"\x05event\"\xa7\x01\n" +
+	"\x05drain\x18\x05 \x01(\v2\x11.nstance.v1.DrainH\x00R\x05drain\x126\n" +
+	"\n" +
+	"vm_numbers\x18\x06 \x01(\v2\x15.nstance.v1.VmNumbersH\x00R\tvmNumbersB\a\n" +
+	"\x05event\";\n" +
+	"\tVmNumbers\x12.\n" +
+	"\anumbers\x18\x01 \x03(\v2\x14.nstance.v1.VmNumberR\anumbers\"x\n" +
+	"\bVmNumber\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x18\n" +
+	"\x06metric\x18\x04 \x01(\tH\x00R\x06metric\x12\x14\n" +
+	"\x04json\x18\x05 \x01(\tH\x00R\x04jsonB\x04\n" +
+	"\x02in\"]\n" +
+	"\rVmNumberState\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x16\n" +
+	"\x05value\x18\x02 \x01(\x01H\x00R\x05value\x12\x1a\n" +
+	"\aproblem\x18\x03 \x01(\tH\x00R\aproblemB\b\n" +
+	"\x06result\"\xa7\x01\n" +
 	"\x05Drain\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x127\n" +
 	"\tremaining\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12\x18\n" +
@@ -2166,7 +2482,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x03 \x03(\v2#.nstance.v1.FilesCommit.Sha256EntryR\x06sha256\x1a9\n" +
 	"\vSha256Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd4\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\a\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -2189,7 +2505,9 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\rhealth_checks\x18\x11 \x01(\v2\x1d.nstance.v1.HealthCheckReportR\fhealthChecks\x12-\n" +
 	"\x05drain\x18\x12 \x01(\v2\x17.nstance.v1.DrainReportR\x05drain\x12B\n" +
 	"\x0erecommendation\x18\x13 \x01(\v2\x1a.nstance.v1.RecommendationR\x0erecommendation\x129\n" +
-	"\vmaintenance\x18\x14 \x01(\v2\x17.nstance.v1.MaintenanceR\vmaintenance\"#\n" +
+	"\vmaintenance\x18\x14 \x01(\v2\x17.nstance.v1.MaintenanceR\vmaintenance\x128\n" +
+	"\n" +
+	"vm_numbers\x18\x15 \x03(\v2\x19.nstance.v1.VmNumberStateR\tvmNumbers\"#\n" +
 	"\vDrainReport\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\"c\n" +
 	"\x11HealthCheckReport\x12\x18\n" +
@@ -2276,7 +2594,7 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
 	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
@@ -2289,81 +2607,87 @@ var file_nstance_v1_agent_proto_goTypes = []any{
 	(*SubmitPublicKeysResponse)(nil),             // 8: nstance.v1.SubmitPublicKeysResponse
 	(*ReceiveFilesRequest)(nil),                  // 9: nstance.v1.ReceiveFilesRequest
 	(*ReceiveFilesResponse)(nil),                 // 10: nstance.v1.ReceiveFilesResponse
-	(*Drain)(nil),                                // 11: nstance.v1.Drain
-	(*HealthChecks)(nil),                         // 12: nstance.v1.HealthChecks
-	(*HealthCheck)(nil),                          // 13: nstance.v1.HealthCheck
-	(*ExecProbe)(nil),                            // 14: nstance.v1.ExecProbe
-	(*HttpProbe)(nil),                            // 15: nstance.v1.HttpProbe
-	(*File)(nil),                                 // 16: nstance.v1.File
-	(*FilesCommit)(nil),                          // 17: nstance.v1.FilesCommit
-	(*ReportHealthRequest)(nil),                  // 18: nstance.v1.ReportHealthRequest
-	(*DrainReport)(nil),                          // 19: nstance.v1.DrainReport
-	(*HealthCheckReport)(nil),                    // 20: nstance.v1.HealthCheckReport
-	(*HealthCheckState)(nil),                     // 21: nstance.v1.HealthCheckState
-	(*Metrics)(nil),                              // 22: nstance.v1.Metrics
-	(*FileState)(nil),                            // 23: nstance.v1.FileState
-	(*KeyState)(nil),                             // 24: nstance.v1.KeyState
-	(*TerminationNotice)(nil),                    // 25: nstance.v1.TerminationNotice
-	(*Recommendation)(nil),                       // 26: nstance.v1.Recommendation
-	(*Maintenance)(nil),                          // 27: nstance.v1.Maintenance
-	(*ReportHealthResponse)(nil),                 // 28: nstance.v1.ReportHealthResponse
-	(*AgentServiceRenewCertificateRequest)(nil),  // 29: nstance.v1.AgentServiceRenewCertificateRequest
-	(*AgentServiceRenewCertificateResponse)(nil), // 30: nstance.v1.AgentServiceRenewCertificateResponse
-	nil,                           // 31: nstance.v1.FilesCommit.Sha256Entry
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*VmNumbers)(nil),                            // 11: nstance.v1.VmNumbers
+	(*VmNumber)(nil),                             // 12: nstance.v1.VmNumber
+	(*VmNumberState)(nil),                        // 13: nstance.v1.VmNumberState
+	(*Drain)(nil),                                // 14: nstance.v1.Drain
+	(*HealthChecks)(nil),                         // 15: nstance.v1.HealthChecks
+	(*HealthCheck)(nil),                          // 16: nstance.v1.HealthCheck
+	(*ExecProbe)(nil),                            // 17: nstance.v1.ExecProbe
+	(*HttpProbe)(nil),                            // 18: nstance.v1.HttpProbe
+	(*File)(nil),                                 // 19: nstance.v1.File
+	(*FilesCommit)(nil),                          // 20: nstance.v1.FilesCommit
+	(*ReportHealthRequest)(nil),                  // 21: nstance.v1.ReportHealthRequest
+	(*DrainReport)(nil),                          // 22: nstance.v1.DrainReport
+	(*HealthCheckReport)(nil),                    // 23: nstance.v1.HealthCheckReport
+	(*HealthCheckState)(nil),                     // 24: nstance.v1.HealthCheckState
+	(*Metrics)(nil),                              // 25: nstance.v1.Metrics
+	(*FileState)(nil),                            // 26: nstance.v1.FileState
+	(*KeyState)(nil),                             // 27: nstance.v1.KeyState
+	(*TerminationNotice)(nil),                    // 28: nstance.v1.TerminationNotice
+	(*Recommendation)(nil),                       // 29: nstance.v1.Recommendation
+	(*Maintenance)(nil),                          // 30: nstance.v1.Maintenance
+	(*ReportHealthResponse)(nil),                 // 31: nstance.v1.ReportHealthResponse
+	(*AgentServiceRenewCertificateRequest)(nil),  // 32: nstance.v1.AgentServiceRenewCertificateRequest
+	(*AgentServiceRenewCertificateResponse)(nil), // 33: nstance.v1.AgentServiceRenewCertificateResponse
+	nil,                           // 34: nstance.v1.FilesCommit.Sha256Entry
+	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
 	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
 	0,  // 1: nstance.v1.KeyRequest.algorithm:type_name -> nstance.v1.KeyAlgorithm
 	7,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
-	16, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
-	17, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
+	19, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
+	20, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
 	4,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
-	12, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
-	11, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
-	32, // 8: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
-	32, // 9: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
-	13, // 10: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
-	14, // 11: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
-	15, // 12: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
-	32, // 13: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
-	32, // 14: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
-	32, // 15: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
-	31, // 16: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
-	32, // 17: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	22, // 18: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	23, // 19: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	24, // 20: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	25, // 21: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 22: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	20, // 23: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
-	19, // 24: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
-	26, // 25: nstance.v1.ReportHealthRequest.recommendation:type_name -> nstance.v1.Recommendation
-	27, // 26: nstance.v1.ReportHealthRequest.maintenance:type_name -> nstance.v1.Maintenance
-	21, // 27: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
-	2,  // 28: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
-	33, // 29: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	33, // 30: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	33, // 31: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	32, // 32: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
-	33, // 33: nstance.v1.Maintenance.begins:type_name -> google.protobuf.Timestamp
-	33, // 34: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 35: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	6,  // 36: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	9,  // 37: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	18, // 38: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	29, // 39: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	4,  // 40: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	8,  // 41: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	10, // 42: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	28, // 43: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	30, // 44: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	15, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
+	14, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
+	11, // 8: nstance.v1.ReceiveFilesResponse.vm_numbers:type_name -> nstance.v1.VmNumbers
+	12, // 9: nstance.v1.VmNumbers.numbers:type_name -> nstance.v1.VmNumber
+	35, // 10: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
+	35, // 11: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
+	16, // 12: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
+	17, // 13: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
+	18, // 14: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
+	35, // 15: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	35, // 16: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	35, // 17: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	34, // 18: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
+	35, // 19: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	25, // 20: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	26, // 21: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	27, // 22: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	28, // 23: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	1,  // 24: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	23, // 25: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
+	22, // 26: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
+	29, // 27: nstance.v1.ReportHealthRequest.recommendation:type_name -> nstance.v1.Recommendation
+	30, // 28: nstance.v1.ReportHealthRequest.maintenance:type_name -> nstance.v1.Maintenance
+	13, // 29: nstance.v1.ReportHealthRequest.vm_numbers:type_name -> nstance.v1.VmNumberState
+	24, // 30: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	2,  // 31: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	36, // 32: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	36, // 33: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	36, // 34: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	35, // 35: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
+	36, // 36: nstance.v1.Maintenance.begins:type_name -> google.protobuf.Timestamp
+	36, // 37: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 38: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	6,  // 39: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	9,  // 40: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	21, // 41: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	32, // 42: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	4,  // 43: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	8,  // 44: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	10, // 45: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	31, // 46: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	33, // 47: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	43, // [43:48] is the sub-list for method output_type
+	38, // [38:43] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -2377,19 +2701,28 @@ func file_nstance_v1_agent_proto_init() {
 		(*ReceiveFilesResponse_KeyRequests)(nil),
 		(*ReceiveFilesResponse_HealthChecks)(nil),
 		(*ReceiveFilesResponse_Drain)(nil),
+		(*ReceiveFilesResponse_VmNumbers)(nil),
+	}
+	file_nstance_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
+		(*VmNumber_Metric)(nil),
+		(*VmNumber_Json)(nil),
 	}
 	file_nstance_v1_agent_proto_msgTypes[10].OneofWrappers = []any{
+		(*VmNumberState_Value)(nil),
+		(*VmNumberState_Problem)(nil),
+	}
+	file_nstance_v1_agent_proto_msgTypes[13].OneofWrappers = []any{
 		(*HealthCheck_Exec)(nil),
 		(*HealthCheck_Http)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[19].OneofWrappers = []any{}
+	file_nstance_v1_agent_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   29,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

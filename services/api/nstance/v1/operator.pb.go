@@ -4492,8 +4492,10 @@ type InstanceStatus struct {
 	PreservedUntil *timestamppb.Timestamp `protobuf:"bytes,37,opt,name=preserved_until,json=preservedUntil,proto3" json:"preserved_until,omitempty"`
 	// How the preserved instance failed.
 	PreserveReason string `protobuf:"bytes,38,opt,name=preserve_reason,json=preserveReason,proto3" json:"preserve_reason,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The numbers of the instance that decide on the size of its group (scaling).
+	Scaling       []*ScalingMetric `protobuf:"bytes,39,rep,name=scaling,proto3" json:"scaling,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InstanceStatus) Reset() {
@@ -4776,6 +4778,13 @@ func (x *InstanceStatus) GetPreserveReason() string {
 		return x.PreserveReason
 	}
 	return ""
+}
+
+func (x *InstanceStatus) GetScaling() []*ScalingMetric {
+	if x != nil {
+		return x.Scaling
+	}
+	return nil
 }
 
 type AcknowledgeDrainedRequest struct {
@@ -6311,7 +6320,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tpreserved\x18\x04 \x01(\bR\tpreserved\"y\n" +
 	"\x15ListInstancesResponse\x128\n" +
 	"\tinstances\x18\x01 \x03(\v2\x1a.nstance.v1.InstanceStatusR\tinstances\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa5\v\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xda\v\n" +
 	"\x0eInstanceStatus\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x14\n" +
@@ -6355,7 +6364,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tprotected\x18! \x01(\bR\tprotected\x12=\n" +
 	"\fpreserved_at\x18$ \x01(\v2\x1a.google.protobuf.TimestampR\vpreservedAt\x12C\n" +
 	"\x0fpreserved_until\x18% \x01(\v2\x1a.google.protobuf.TimestampR\x0epreservedUntil\x12'\n" +
-	"\x0fpreserve_reason\x18& \x01(\tR\x0epreserveReason\"<\n" +
+	"\x0fpreserve_reason\x18& \x01(\tR\x0epreserveReason\x123\n" +
+	"\ascaling\x18' \x03(\v2\x19.nstance.v1.ScalingMetricR\ascaling\"<\n" +
 	"\x19AcknowledgeDrainedRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"\x1c\n" +
@@ -6728,91 +6738,92 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	88,  // 83: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
 	85,  // 84: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
 	85,  // 85: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	68,  // 86: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 87: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 88: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	71,  // 89: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 90: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	63,  // 91: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	85,  // 92: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	85,  // 93: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	86,  // 94: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	74,  // 95: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	85,  // 96: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	85,  // 97: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	75,  // 98: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	85,  // 99: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	80,  // 100: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	75,  // 101: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	80,  // 102: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	85,  // 103: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	81,  // 104: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	85,  // 105: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 106: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 107: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 108: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 109: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 110: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 111: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 112: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	27,  // 113: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	29,  // 114: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	31,  // 115: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	33,  // 116: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	35,  // 117: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	37,  // 118: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	41,  // 119: nstance.v1.OperatorService.GetScalingHistory:input_type -> nstance.v1.GetScalingHistoryRequest
-	44,  // 120: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
-	47,  // 121: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	49,  // 122: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	51,  // 123: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	53,  // 124: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	55,  // 125: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	59,  // 126: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	57,  // 127: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
-	61,  // 128: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	64,  // 129: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	66,  // 130: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	69,  // 131: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	72,  // 132: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	76,  // 133: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	78,  // 134: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	82,  // 135: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 136: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 137: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 138: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 139: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 140: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 141: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 142: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	28,  // 143: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	30,  // 144: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	32,  // 145: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	34,  // 146: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	36,  // 147: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	38,  // 148: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	42,  // 149: nstance.v1.OperatorService.GetScalingHistory:output_type -> nstance.v1.GetScalingHistoryResponse
-	45,  // 150: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	48,  // 151: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	50,  // 152: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	52,  // 153: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	54,  // 154: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	56,  // 155: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	60,  // 156: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	58,  // 157: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
-	62,  // 158: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	65,  // 159: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	67,  // 160: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	70,  // 161: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	73,  // 162: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	77,  // 163: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	79,  // 164: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	83,  // 165: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	136, // [136:166] is the sub-list for method output_type
-	106, // [106:136] is the sub-list for method input_type
-	106, // [106:106] is the sub-list for extension type_name
-	106, // [106:106] is the sub-list for extension extendee
-	0,   // [0:106] is the sub-list for field type_name
+	21,  // 86: nstance.v1.InstanceStatus.scaling:type_name -> nstance.v1.ScalingMetric
+	68,  // 87: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 88: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 89: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	71,  // 90: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 91: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	63,  // 92: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	85,  // 93: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	85,  // 94: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	86,  // 95: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	74,  // 96: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	85,  // 97: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	85,  // 98: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	75,  // 99: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	85,  // 100: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	80,  // 101: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	75,  // 102: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	80,  // 103: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	85,  // 104: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	81,  // 105: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	85,  // 106: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 107: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 108: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 109: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 110: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 111: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 112: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 113: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	27,  // 114: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	29,  // 115: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	31,  // 116: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	33,  // 117: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	35,  // 118: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	37,  // 119: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	41,  // 120: nstance.v1.OperatorService.GetScalingHistory:input_type -> nstance.v1.GetScalingHistoryRequest
+	44,  // 121: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	47,  // 122: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	49,  // 123: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	51,  // 124: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	53,  // 125: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	55,  // 126: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	59,  // 127: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	57,  // 128: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
+	61,  // 129: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	64,  // 130: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	66,  // 131: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	69,  // 132: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	72,  // 133: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	76,  // 134: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	78,  // 135: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	82,  // 136: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 137: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 138: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 139: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 140: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 141: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 142: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 143: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	28,  // 144: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	30,  // 145: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	32,  // 146: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	34,  // 147: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	36,  // 148: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	38,  // 149: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	42,  // 150: nstance.v1.OperatorService.GetScalingHistory:output_type -> nstance.v1.GetScalingHistoryResponse
+	45,  // 151: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	48,  // 152: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	50,  // 153: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	52,  // 154: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	54,  // 155: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	56,  // 156: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	60,  // 157: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	58,  // 158: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
+	62,  // 159: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	65,  // 160: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	67,  // 161: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	70,  // 162: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	73,  // 163: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	77,  // 164: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	79,  // 165: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	83,  // 166: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	137, // [137:167] is the sub-list for method output_type
+	107, // [107:137] is the sub-list for method input_type
+	107, // [107:107] is the sub-list for extension type_name
+	107, // [107:107] is the sub-list for extension extendee
+	0,   // [0:107] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }

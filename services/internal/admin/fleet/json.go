@@ -5,7 +5,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -133,6 +135,22 @@ func WaitText(of interface {
 	}
 	return strings.Trim(of.GetBlockedReason()+"; "+of.GetRolloutWaits(), "; ")
 }
+
+// NumberText says how a number by which a group is scaled compares with its target.
+func NumberText(m *nstancev1.ScalingMetric) string {
+	unit := ""
+	if m.GetName() == "cpu" || m.GetName() == "memory" {
+		unit = " %"
+	}
+	target := fmt.Sprintf("target %s%s", decimal(m.GetTarget()), unit)
+	if m.Value == nil {
+		return fmt.Sprintf("unknown, %s: %s", target, m.GetProblem())
+	}
+	return fmt.Sprintf("%s%s, %s", decimal(m.GetValue()), unit, target)
+}
+
+// decimal returns a number with up to two decimals.
+func decimal(n float64) string { return strconv.FormatFloat(math.Round(n*100)/100, 'f', -1, 64) }
 
 // LeaseText says how long a leader may act without another renewal of its lock.
 func LeaseText(s *nstancev1.GetShardStatusResponse) string {

@@ -10,11 +10,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/loopback"
 )
 
 const (
@@ -287,39 +285,8 @@ func withLine(reason, line string) string {
 	return reason + ": " + line
 }
 
-// client sends the HTTP requests of checks. It uses no proxy, follows no redirects, and opens a connection for each
-// request.
-var client = &http.Client{
-	Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialLoopback, MaxResponseHeaderBytes: maxAnswer},
-	CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse
-	},
-}
-
-// dialLoopback connects to this machine, at the port in addr. It tries IPv4 first, and then IPv6.
-func dialLoopback(ctx context.Context, _, addr string) (net.Conn, error) {
-	_, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", port))
-	if err == nil || ctx.Err() != nil {
-		return conn, err
-	}
-	if conn, err6 := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort("::1", port)); err6 == nil {
-		return conn, nil
-	}
-	return nil, err
-}
-
 func request(ctx context.Context, probe *nstancev1.HttpProbe) (failure string) {
-	host := net.JoinHostPort("localhost", strconv.FormatUint(uint64(probe.GetPort()), 10))
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+probe.GetPath(), http.NoBody)
-	if err != nil {
-		return err.Error()
-	}
-	req.Header.Set("User-Agent", "nstance-agent")
-	answer, err := client.Do(req)
+	answer, err := loopback.Get(ctx, probe.GetPort(), probe.GetPath(), "")
 	switch {
 	case ctx.Err() != nil:
 		return "no answer within its timeout"

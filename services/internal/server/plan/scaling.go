@@ -30,9 +30,11 @@ type Reading struct {
 	Total bool
 	// Values are those of instances that take part in the work: they are healthy and have settled. Missing counts such
 	// instances whose value is unknown. Settling counts those that became healthy so recently that the values may not
-	// show it. Unready counts the other instances of the group, which boot.
+	// show it, and those whose value will be known soon. Unready counts the other instances of the group, which boot.
 	Values                     []int64
 	Missing, Settling, Unready int
+	// Why says why most of the missing values are unknown; "": that is not known.
+	Why string
 	// Problem says why the metric cannot be read at all; "": it can.
 	Problem string
 }
@@ -148,6 +150,9 @@ func (r Reading) wanted(size int, tolerance float64) ScaledMetric {
 		return m
 	case r.Missing > ready: // rule 76
 		m.Problem = fmt.Sprintf("the %s of %d of %d instances is unknown", r.Name, r.Missing, ready+r.Missing)
+		if r.Why != "" {
+			m.Problem += ": " + r.Why
+		}
 		return m
 	}
 	ratio := float64(m.Value) / float64(r.Target)

@@ -93,6 +93,15 @@ type Metrics struct {
 	MemoryUsed, MemoryTotal        uint64
 	ReceiveRate, TransmitRate      float32
 	ConntrackEntries, ConntrackMax int64
+	VM                             []VMNumber
+}
+
+// VMNumber is a number that the agent read from a program on the VM.
+type VMNumber struct {
+	ID      uint64 // see config.ScalingVM.ID
+	Value   float64
+	Problem string // why the value is unknown
+	Pending bool   // true: the agent has not read it yet
 }
 
 // Connected records that an agent opened a health stream, and returns the number of the stream. A newer stream replaces

@@ -1,6 +1,8 @@
 package shardstate
 
 import (
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -23,6 +25,37 @@ type InstanceNumbers struct {
 	// LastReport is zero if this leader has no report.
 	LastReport time.Time
 	Metrics    Metrics
+}
+
+// Number returns a metric by which a group is scaled, in the unit of its target. problem says why it is unknown; "": it
+// is known. pending means that it is unknown because the agent has not read it yet.
+func (m *Metrics) Number(metric *config.ScalingMetric) (value float64, problem string, pending bool) {
+	switch {
+	case metric.VM != nil:
+		id := metric.VM.ID()
+		i := slices.IndexFunc(m.VM, func(n VMNumber) bool { return n.ID == id })
+		switch {
+		case i < 0:
+			return 0, "its agent does not report it; if this lasts, the agent is too old", true
+		case m.VM[i].Pending:
+			return 0, "its agent has not read it yet", true
+		}
+		value, problem = m.VM[i].Value, m.VM[i].Problem
+	case m.MemoryTotal == 0:
+		problem = "its agent does not report it"
+	case metric.CPU != nil:
+		value = 100 * float64(m.CPU)
+	case metric.Memory != nil:
+		value = 100 * float64(m.MemoryUsed) / float64(m.MemoryTotal)
+	case metric.Network != nil && max(m.ReceiveRate, m.TransmitRate) < 0:
+		problem = "its agent watches no network interface (NSTANCE_METRICS_INTERFACE)"
+	case metric.Network != nil:
+		value = float64(max(m.ReceiveRate, m.TransmitRate))
+	}
+	if problem == "" && !(value >= 0 && value <= plan.MaxScalingValue) {
+		value, problem = 0, fmt.Sprintf("its agent reports the value %v", value)
+	}
+	return value, problem, false
 }
 
 // ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes.

@@ -24,6 +24,8 @@ type InstanceView struct {
 	InfraDrift, RuntimeDrift bool
 	// PreservedUntil is when the time of a preserved instance is over; zero: it is not preserved.
 	PreservedUntil time.Time
+	// Scaling are the metrics of the instance by which its group is scaled.
+	Scaling []config.ScalingMetric
 	// Protected lists the instances of this instance's group that people protect from removal.
 	Protected []ident.ID
 }
@@ -84,6 +86,9 @@ func (s *State) view(inst *instance) InstanceView {
 	g := inst.group
 	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: s.settings,
 		Protected: g.Protected}
+	if g.Group.Scaling != nil && !inst.plan.OnDemand {
+		v.Scaling = g.Group.Scaling.Metrics
+	}
 	v.InfraDrift = plan.Drifted(&g.Group, g.currentImage(), &inst.plan)
 	v.PreservedUntil = plan.PreservedUntil(&g.Group, &inst.plan)
 	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash

@@ -35,6 +35,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"runbook":  runbook,
 		"size":     binarySize,
 		"percent":  func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
+		"number":   fleet.NumberText,
 		"took":     took,
 		"spaced":   spaced,
 		"kind":     func(kind string) string { return spaced(strings.TrimPrefix(kind, "instance_")) },

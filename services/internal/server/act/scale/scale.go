@@ -46,6 +46,8 @@ type scaledGroup struct {
 	healthy map[ident.ID]time.Time
 	// kept is the last point of the history.
 	kept localdb.ScalingPoint
+	// vm is since when the agents must read each number, by its ID.
+	vm map[uint64]time.Time
 }
 
 // ErrHeld means that an operator has set a size that the leader must not change.
@@ -204,7 +206,8 @@ func (s *Scaler) choose(ctx context.Context, g shardstate.ScaledGroup, have *sca
 // read returns the metrics of a group: as its agents last reported them, or from totals.
 //
 // An instance has settled when it has been healthy for longer than a report takes, so that the numbers of the others
-// show what it does. Those that are healthy when the scaler begins have settled.
+// show what it does. Those that are healthy when the scaler begins have settled. Agents have some time to read a number
+// for the first time.
 func (have *scaledGroup) read(g shardstate.ScaledGroup, totals map[string]plan.Reading, interval time.Duration,
 	now time.Time) (out []plan.Reading) {
 	healthy := map[ident.ID]time.Time{}
@@ -219,51 +222,51 @@ func (have *scaledGroup) read(g shardstate.ScaledGroup, totals map[string]plan.R
 		healthy[i.ID] = since
 	}
 	have.healthy = healthy
+	vm := map[uint64]time.Time{}
 	for _, metric := range g.Scaling.Metrics {
 		if metric.Total() {
 			out = append(out, totals[metric.Name()])
 			continue
 		}
 		r := plan.Reading{Name: metric.Name(), Target: target(metric)}
+		asked, problems := now, map[string]int{}
+		if metric.VM != nil {
+			id := metric.VM.ID()
+			if at, known := have.vm[id]; known {
+				asked = at
+			}
+			vm[id] = asked
+		}
 		for _, i := range g.Instances {
 			since, isHealthy := healthy[i.ID]
-			value, ok := number(metric, i.Metrics)
-			switch fresh := now.Sub(i.LastReport) < 3*interval; {
+			value, problem, pending := i.Metrics.Number(&metric)
+			n, _ := thousandths(value)
+			if now.Sub(i.LastReport) >= 3*interval {
+				problem, pending = "its agent is silent", false
+			}
+			switch {
 			case !isHealthy:
 				r.Unready++
 			case now.Sub(since) < interval+plan.ScalingEvery,
-				i.LastReport.IsZero() && now.Sub(have.since) < 3*interval:
+				i.LastReport.IsZero() && now.Sub(have.since) < 3*interval,
+				pending && now.Sub(asked) < 3*interval:
 				r.Settling++
-			case fresh && ok:
-				r.Values = append(r.Values, value)
+			case problem == "":
+				r.Values = append(r.Values, n)
 			default:
 				r.Missing++
+				problems[problem]++
 			}
 		}
+		r.Why = mostFrequent(problems)
 		out = append(out, r)
 	}
+	have.vm = vm
 	return out
 }
 
 // target returns the target of a metric in thousandths of its unit.
 func target(metric config.ScalingMetric) int64 { return int64(metric.Target()) * 1000 }
-
-// number returns a metric of an instance in thousandths of the unit of its target.
-func number(metric config.ScalingMetric, m shardstate.Metrics) (int64, bool) {
-	var value float64
-	switch {
-	case metric.CPU != nil:
-		value = 100 * float64(m.CPU)
-	case metric.Memory != nil && m.MemoryTotal > 0:
-		value = 100 * float64(m.MemoryUsed) / float64(m.MemoryTotal)
-	case metric.Network != nil:
-		value = float64(max(m.ReceiveRate, m.TransmitRate))
-	default:
-		return 0, false
-	}
-	n, ok := thousandths(value)
-	return n, ok && m.MemoryTotal > 0
-}
 
 // thousandths returns a number in thousandths. ok is false for a number that cannot be that of a metric.
 func thousandths(value float64) (n int64, ok bool) {
@@ -271,4 +274,14 @@ func thousandths(value float64) (n int64, ok bool) {
 		return int64(math.Ceil(value * 1000)), true
 	}
 	return 0, false
+}
+
+// mostFrequent returns the text with the highest count, and of several the first by name.
+func mostFrequent(counts map[string]int) (text string) {
+	for t, n := range counts {
+		if most := counts[text]; n > most || n == most && t < text {
+			text = t
+		}
+	}
+	return text
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -191,5 +193,58 @@ func TestScalingIsKept(t *testing.T) {
 	s.pass(t.Context())
 	if p := s.points[len(s.points)-1]; p.Size != 8 || p.Metrics[0].Value != nil {
 		t.Errorf("without reports: %+v", p)
+	}
+}
+
+// TestUnknownNumbers checks that agents have some time to read a number for the first time, and that the decision says
+// why most of the values are unknown.
+func TestUnknownNumbers(t *testing.T) {
+	s := newScalingStage(t, 4)
+	vm := &config.ScalingVM{Name: "inflight", Port: 9100, Path: "/metrics", Metric: "inflight", Target: 100}
+	s.group.Scaling.Metrics = []config.ScalingMetric{{VM: vm}}
+	s.configure()
+	// play lets each agent report a number for a time, in the order of the IDs, and returns what the scaler says.
+	play := func(d time.Duration, numbers ...shardstate.VMNumber) string {
+		t.Helper()
+		ids := slices.SortedFunc(maps.Keys(s.streams), ident.ID.Compare)
+		for end := s.clock.Add(d); s.clock.Before(end); {
+			for i, n := range numbers {
+				n.ID = vm.ID()
+				s.State.Reported(ids[i], s.streams[ids[i]], shardstate.Report{Healthy: true,
+					Metrics: shardstate.Metrics{VM: []shardstate.VMNumber{n}}})
+			}
+			s.clock = s.clock.Add(plan.ScalingEvery)
+			s.pass(t.Context())
+		}
+		view, _ := s.State.GroupView(s.group.GroupKey)
+		return view.Scaled.Why
+	}
+	unread, refused, absent := shardstate.VMNumber{Pending: true}, shardstate.VMNumber{Problem: "connection refused"},
+		shardstate.VMNumber{Problem: "no metric inflight"}
+	known := shardstate.VMNumber{Value: 99}
+	for _, test := range []struct {
+		after   time.Duration
+		numbers []shardstate.VMNumber
+		want    string
+		alerts  int
+	}{
+		{plan.ScalingEvery, []shardstate.VMNumber{unread, unread, unread, unread},
+			"no instance is ready to tell its inflight, so that the size stays (rule 76)", 0},
+		{plan.ScalingEvery, []shardstate.VMNumber{refused, unread, unread, unread},
+			"the inflight of 1 of 1 instances is unknown: connection refused, so that the size stays (rule 76)", 1},
+		{plan.ScalingEvery, []shardstate.VMNumber{known, unread, unread, unread},
+			"inflight is at 99, with a target of 100, which asks for 4 (rule 73)", 0},
+		{4 * time.Minute, []shardstate.VMNumber{known, unread, unread, unread}, "the inflight of 3 of 4 instances is " +
+			"unknown: its agent has not read it yet, so that the size stays (rule 76)", 1},
+		{plan.ScalingEvery, []shardstate.VMNumber{known, refused, absent, refused},
+			"the inflight of 3 of 4 instances is unknown: connection refused, so that the size stays (rule 76)", 1},
+		{plan.ScalingEvery, []shardstate.VMNumber{known, known, absent, refused},
+			"inflight is at 99, with a target of 100, which asks for 4 (rule 73)", 0},
+		{5 * time.Minute, []shardstate.VMNumber{known}, // the others report nothing
+			"the inflight of 3 of 4 instances is unknown: its agent is silent, so that the size stays (rule 76)", 1},
+	} {
+		if got := play(test.after, test.numbers...); got != test.want || s.alerts() != test.alerts {
+			t.Errorf("%v: %q with %d alerts, want %q with %d", test.numbers, got, s.alerts(), test.want, test.alerts)
+		}
 	}
 }

@@ -2,12 +2,14 @@ package agentapi
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
@@ -69,6 +71,14 @@ type stream struct {
 	err  error
 	// header is what the server told the agent in a health stream's header.
 	header session
+	// asked are the numbers that the agent reads for its group, if it reads numbers. For a stream of files.
+	asked *askedNumbers
+}
+
+// askedNumbers are the IDs of the numbers that an agent of a group reads.
+type askedNumbers struct {
+	group config.GroupKey
+	ids   []uint64
 }
 
 // end ends a stream, and reports whether the stream was still open. The caller must hold the agent's mu.
@@ -160,6 +170,28 @@ func (a *agent) endOutdatedReports(now session) {
 	case s.header.endpoints != now.endpoints:
 		a.outdated = true
 		s.end(status.Error(codes.Aborted, "the leader's addresses have changed: connect again"))
+	}
+}
+
+// noteNumbers notes the numbers that the agent must read, and reports whether they differ from those that it reads.
+// reads are those that it read when it opened its stream of files.
+func (a *agent) noteNumbers(files *stream, group config.GroupKey, reads, want []uint64) (differ bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if files.asked == nil {
+		files.asked = &askedNumbers{group, reads}
+	}
+	differ = !slices.Equal(files.asked.ids, want)
+	files.asked.ids = want
+	return differ
+}
+
+// askForNumbers wakes the stream of files if the agent must read other numbers. want returns those of a group.
+func (a *agent) askForNumbers(want func(config.GroupKey) []uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s := a.streams[filesStream]; s != nil && s.asked != nil && !slices.Equal(s.asked.ids, want(s.asked.group)) {
+		s.signal()
 	}
 }
 

@@ -179,8 +179,9 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	}
 }
 
-// Configured ends the health streams whose headers contain an outdated report interval or outdated addresses of the
-// leader. The agents connect again and receive the current values.
+// Configured puts a changed configuration in force for the agents. It ends the health streams whose headers contain an
+// outdated report interval or outdated addresses of the leader, so that the agents connect again and receive the
+// current values. It tells agents which numbers they must read now.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -189,8 +190,17 @@ func (s *Service) Configured() {
 		return
 	}
 	now := b.leader.session()
+	numbers := map[config.GroupKey][]uint64{}
+	want := func(key config.GroupKey) []uint64 {
+		if _, known := numbers[key]; !known {
+			group, _ := b.leader.State.Group(key)
+			numbers[key] = idsOf(group.VMNumbers())
+		}
+		return numbers[key]
+	}
 	for _, a := range b.list() {
 		a.endOutdatedReports(now)
+		a.askForNumbers(want)
 	}
 }
 

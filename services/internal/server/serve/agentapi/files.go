@@ -67,8 +67,8 @@ func (s *Service) Drain(id ident.ID) {
 }
 
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for key requests, health checks or the drain, the stream also sends these. It
-// sends the drain again if its deadline becomes earlier.
+// lacks files again. If the agent asks for key requests, health checks, numbers to read or the drain, the stream also
+// sends these. It sends the drain again if its deadline becomes earlier.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -82,6 +82,12 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 			return nil
 		}
 		return s.sendHealthChecks(c, &checks, stream.Send)
+	}
+	sendNumbers := func(c *call) error {
+		if !req.GetWithVmNumbers() {
+			return nil
+		}
+		return s.sendNumbers(c, req.GetVmNumbers(), stream.Send)
 	}
 	var deadline time.Time // of the drain that was sent last
 	sendDrain := func(c *call) error {
@@ -110,14 +116,14 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		if req.GetWithKeyRequests() {
 			s.findMissingKeys(stream.Context(), c)
 		}
-		if err := cmp.Or(sendChecks(c), sendDrain(c)); err != nil {
+		if err := cmp.Or(sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
 			return err
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
 		// Send the health checks before the batch. When the agent has the batch, it reports the new configuration. By
 		// then it should also have the health checks.
-		if err := cmp.Or(sendChecks(c), sendDrain(c)); err != nil {
+		if err := cmp.Or(sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
 			return err
 		}
 		if err := s.deliverBatch(c, stream); err != nil {
@@ -144,6 +150,36 @@ func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.R
 	}
 	*sent = checks.GetVersion()
 	return nil
+}
+
+// sendNumbers sends the numbers that the agent must read, unless it reads them already. reads are the IDs of those that
+// it read when it opened the stream.
+func (s *Service) sendNumbers(c *call, reads []uint64, send func(*nstancev1.ReceiveFilesResponse) error) error {
+	group, ok := c.leader.State.Group(c.group)
+	if !ok {
+		return nil
+	}
+	numbers := group.VMNumbers()
+	if !c.agent.noteNumbers(c.stream, c.group, reads, idsOf(numbers)) {
+		return nil
+	}
+	message := &nstancev1.VmNumbers{}
+	for _, n := range numbers {
+		out := &nstancev1.VmNumber{Id: n.ID(), Port: uint32(n.Port), Path: n.Path,
+			In: &nstancev1.VmNumber_Metric{Metric: n.Metric}}
+		if n.Metric == "" {
+			out.In = &nstancev1.VmNumber_Json{Json: n.JSON}
+		}
+		message.Numbers = append(message.Numbers, out)
+	}
+	return send(&nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_VmNumbers{VmNumbers: message}})
+}
+
+func idsOf(numbers []*config.ScalingVM) (ids []uint64) {
+	for _, n := range numbers {
+		ids = append(ids, n.ID())
+	}
+	return ids
 }
 
 // drainOf returns the request to run the drain hook and the deadline of the drain. It returns nil unless a drain of the

@@ -53,6 +53,8 @@ const (
 	maxChecks         = config.MaxHealthChecks
 	maxCheckReason    = 256
 	maxHookError      = 256
+	maxNumbers        = config.MaxScalingMetrics
+	maxNumberProblem  = 256
 )
 
 type reports = grpc.ClientStreamingServer[nstancev1.ReportHealthRequest, nstancev1.ReportHealthResponse]
@@ -334,10 +336,33 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	if metrics := m.GetMetrics(); metrics != nil && metrics.GetCpu() >= 0 {
 		r.Metrics = parseMetrics(metrics)
 	}
+	if r.Metrics.VM, err = parseNumbers(m.GetVmNumbers()); err != nil {
+		return err
+	}
 	if m.GetUnchanged() {
 		return nil
 	}
 	return parseStates(m, r)
+}
+
+// parseNumbers reads the numbers of programs on the VM. It also takes those that the group does not ask for, because
+// the list may have changed since the agent read them. [shardstate.Metrics.Number] ignores them.
+func parseNumbers(numbers []*nstancev1.VmNumberState) ([]shardstate.VMNumber, error) {
+	if len(numbers) == 0 {
+		return nil, nil
+	}
+	if len(numbers) > maxNumbers {
+		return nil, fmt.Errorf("vm_numbers: %d of them, at most %d are allowed", len(numbers), maxNumbers)
+	}
+	out := make([]shardstate.VMNumber, len(numbers))
+	for i, n := range numbers {
+		out[i] = shardstate.VMNumber{ID: n.GetId(), Value: n.GetValue(), Problem: n.GetProblem(),
+			Pending: n.GetResult() == nil}
+		if err := checkLine(fmt.Sprintf("vm_numbers[%d].problem", i), n.GetProblem(), maxNumberProblem); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 func checkText(field, value string, limit int) error {

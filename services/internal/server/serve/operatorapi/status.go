@@ -85,6 +85,23 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 	if !p.LastReport.IsZero() {
 		out.Metrics = metrics(v.Report.Metrics)
 		out.HealthChecks = healthChecks(v.Report.Checks)
+		out.Scaling = scalingNumbers(&v)
+	}
+	return out
+}
+
+// scalingNumbers returns the numbers of an instance by which its group is scaled.
+func scalingNumbers(v *shardstate.InstanceView) (out []*nstancev1.ScalingMetric) {
+	for _, metric := range v.Scaling {
+		if metric.Total() {
+			continue
+		}
+		m := &nstancev1.ScalingMetric{Name: metric.Name(), Target: float64(metric.Target())}
+		value, problem, _ := v.Report.Metrics.Number(&metric)
+		if m.Problem = problem; problem == "" {
+			m.Value = &value
+		}
+		out = append(out, m)
 	}
 	return out
 }
