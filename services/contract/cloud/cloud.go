@@ -5,6 +5,9 @@
 // for every cloud.
 package cloud
 
+// Rate is a limit of calls: first some at once, then some in each second.
+type Rate struct{ AtOnce, PerSecond int }
+
 // Block describes one cloud's part of the shard configuration. No program changes a Block. Any of its functions may be
 // nil.
 type Block struct {
@@ -35,6 +38,9 @@ type Block struct {
 	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify an
 	// agent's proof. If it is false, the cloud publishes the keys that verify the proof.
 	AttestationCertificates bool
+	// Creates is the rate at which the cloud accepts calls that create VMs, as it documents it. It is zero if one call
+	// cannot create several VMs.
+	Creates Rate
 
 	// LeaderNetwork is the zero value of the struct type with the cloud's own fields of server.leader_network. The
 	// package cloud/all embeds that type. LeaderNetwork is nil if the cloud has no own fields.

@@ -143,6 +143,10 @@ func (c *checker) server() {
 		case !block.AttestationCertificates && a.Certificates != "":
 			c.add("server.attestation.certificates", "is not for %s: the cloud publishes its keys", a.Method)
 		}
+		if a.Batches && block.Creates == (cloud.Rate{}) {
+			c.add("server.attestation.batches", "one call cannot create several VMs of provider %s", sv.Provider.Kind).
+				depends = []string{"server.provider.kind"}
+		}
 		if a.Certificates != "" {
 			_, err := a.Signers()
 			c.err("server.attestation.certificates", err)

@@ -56,6 +56,10 @@ func TestValidate(t *testing.T) {
 		{"attestation by another name", aws(`, "attestation": {"method": @"aws-idd", "certificates": ""}`, "", "", ""),
 			[]string{`server.attestation.method: "aws-idd" is none of aws-iid, gcp-identity-token ` +
 				`(did you mean "aws-iid"?)`}},
+		{"batches, right", aws(`, "attestation": {"method": "aws-iid", "certificates": "`+attestationCertificate+
+			`", "batches": true}`, "", "", ""), nil},
+		{"batches on Google Cloud", gcp(`, "attestation": {"method": "gcp-identity-token", "batches": @true}`, ""),
+			[]string{`server.attestation.batches: one call cannot create several VMs of provider gcp`}},
 		{"attestation on Google Cloud, right", gcp(`, "attestation": {"method": "gcp-identity-token"}`, ""), nil},
 		{"attestation on Google Cloud with certificates",
 			gcp(`, "attestation": {"method": "gcp-identity-token", "certificates": @"`+attestationCertificate+`"}`, ""),

@@ -170,6 +170,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 			add(a.checkHome(bucketCtx, state, s.location, held.found.Status == ok))
 			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, held.lock))
 			if shard != nil {
+				add(a.checkCreates(shard)...)
 				add(a.checkMachines(bucketCtx, shard, &d)...)
 			}
 		}
@@ -232,6 +233,33 @@ func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State,
 	}
 	found.Status, found.Result = ok, "valid"
 	return shard, found
+}
+
+// checkCreates says how long it takes to request all VMs of the shard's static groups again.
+func (a *app) checkCreates(shard *config.Shard) []finding {
+	i := slices.IndexFunc(a.Clouds, func(c infra.Cloud) bool { return c.Name() == shard.Server.Provider.Kind })
+	if i < 0 || a.Clouds[i].Config.Creates.PerSecond == 0 {
+		return nil
+	}
+	rate, size := a.Clouds[i].Config.Creates, 0
+	for _, groups := range shard.Groups {
+		for _, group := range groups {
+			if group.Size != nil {
+				size += *group.Size
+			}
+		}
+	}
+	const check = "create calls"
+	attestation := shard.Server.Attestation
+	switch wait := time.Duration(max(0, size-rate.AtOnce)) * time.Second / time.Duration(rate.PerSecond); {
+	case attestation != nil && attestation.Batches:
+		return []finding{{check, ok, fmt.Sprintf("one call creates up to %d VMs", ident.BatchSize), ""}}
+	case wait < 10*time.Second:
+		return nil
+	default:
+		return []finding{{check, ok, fmt.Sprintf("each VM is one call, so %d lost VMs are requested in %s at the "+
+			"cloud's usual rate; server.attestation with batches needs a few calls", size, wait), ""}}
+	}
 }
 
 // holding is what the bucket says about the leader.

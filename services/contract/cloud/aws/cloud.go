@@ -36,6 +36,8 @@ var Block = cloud.Block{
 	MaxUserdata:       16 << 10, // before the encoding in base64
 
 	AttestationCertificates: true,
+	// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+	Creates: cloud.Rate{AtOnce: 5, PerSecond: 2},
 
 	LeaderNetwork: NetworkInterface{},
 	LoadBalancer:  TargetGroups{},
