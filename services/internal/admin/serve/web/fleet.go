@@ -265,14 +265,14 @@ func countedOr(n int, none, noun string) string {
 	if n == 0 {
 		return none
 	}
-	return counted(n, noun)
+	return fleet.Count(n, noun)
 }
 
 func alertsText(alerts []alert) string {
 	if len(alerts) == 1 {
 		return "an alert"
 	}
-	return counted(len(alerts), "alert")
+	return fleet.Count(len(alerts), "alert")
 }
 
 // stats returns the numbers on top of the page.
@@ -294,7 +294,7 @@ func (v *fleetView) stats(replaced statistics) []stat {
 	}
 	unseen := ""
 	if lost := len(v.Shards) - answering; lost > 0 {
-		unseen = "; " + counted(lost, "shard") + " not counted"
+		unseen = "; " + fleet.Count(lost, "shard") + " not counted"
 	}
 	stats := []stat{{"Healthy instances", fmt.Sprintf("%d / %d", sum.Healthy, sum.Size),
 		fmt.Sprintf("%d actual%s", sum.ActualSize, unseen), tone, groupBar(sum)}}
@@ -303,7 +303,7 @@ func (v *fleetView) stats(replaced statistics) []stat {
 			"with a leader that answers", toneOf(answering < len(v.Shards), "bad"), nil})
 	} else if s := v.Shards[0].Status; v.Shards[0].Err == nil {
 		stats = append(stats, stat{"Leader", s.GetLeaderId(), fmt.Sprintf("term %d, lease left: %s", s.GetTerm(),
-			lease(s)), "good", nil}, stat{"Heir", cmp.Or(s.GetHeirId(), "none"), counted(len(s.GetStandbyIds()),
+			lease(s)), "good", nil}, stat{"Heir", cmp.Or(s.GetHeirId(), "none"), fleet.Count(len(s.GetStandbyIds()),
 			"server") + " on standby", toneOf(s.GetHeirId() == "", "warn"), nil})
 	}
 	stats = append(stats,

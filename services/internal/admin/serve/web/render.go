@@ -77,13 +77,7 @@ func instancePath(shard, id string) string {
 // eventsPath returns the address of the page that lists the events of an instance in a group of a shard. An empty
 // argument selects the events of all shards, groups or instances.
 func eventsPath(shard, group, id string) string {
-	query := url.Values{}
-	for name, value := range map[string]string{"shard": shard, "group": group, "instance": id} {
-		if value != "" {
-			query.Set(name, value)
-		}
-	}
-	return Path + "events?" + query.Encode()
+	return Path + "events?" + eventFilter{Shard: shard, Group: group, Instance: id}.query().Encode()
 }
 
 // instant returns the time in a value of a template: a time.Time, or a time of a message.
@@ -186,14 +180,6 @@ func runbook(kind string) string {
 
 // binarySize formats a number of bytes.
 func binarySize(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
-
-// counted returns a number with its noun.
-func counted[N int | uint32](n N, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
-}
 
 // spaced returns a name with spaces in place of underscores.
 func spaced(name string) string { return strings.ReplaceAll(name, "_", " ") }
