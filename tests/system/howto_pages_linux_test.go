@@ -67,6 +67,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 		}},
 		{file: "migrate-from-an-auto-scaling-group.md", steps: []step{
 			{texts: []string{"3 healthy"}, after: h.withoutOverride},
+			{before: h.scaleAsBefore, texts: []string{"cpu is at", "with a target of 50 %"}, after: h.endScaling},
 		}},
 		{file: "change-configuration.md", steps: []step{
 			{before: h.write(func(c *config.Shard) { c.Defaults.Vars["environment"] = "staging" }),
@@ -231,9 +232,26 @@ func (h *howTo) scale(ctx context.Context) error {
 	return h.healthy(3)(ctx)
 }
 
+// scaleAsBefore gives the group the scaling and the schedules of the page about migrations, with smaller sizes, and
+// waits until the leader has looked at the number.
+func (h *howTo) scaleAsBefore(ctx context.Context) error {
+	var spec config.GroupSpec
+	if err := snippet("migrate-from-an-auto-scaling-group.md", &spec, `"max": 20`, `"max": 3`, `"size": 6`,
+		`"size": 3`); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Scaling, g.Schedules = spec.Scaling, spec.Schedules })
+	})(ctx); err != nil {
+		return err
+	}
+	_, err := h.shell(ctx, "until nstance-admin explain group GROUP | grep -q 'cpu is at'; do sleep 1; done", "")
+	return err
+}
+
 func (h *howTo) endScaling(ctx context.Context, _ string) error {
 	if err := h.push(func(c *config.Shard) {
-		setGroup(c, group, func(g *config.GroupSpec) { g.Scaling = nil })
+		setGroup(c, group, func(g *config.GroupSpec) { g.Scaling, g.Schedules = nil, nil })
 	})(ctx); err != nil {
 		return err
 	}

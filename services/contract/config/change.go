@@ -21,7 +21,9 @@ type Change struct {
 	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
 	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
 	leave, leaveTemplates []string
-	terminates            bool
+	// scaling are sentences about groups whose scaling changes.
+	scaling    []string
+	terminates bool
 	// subnetsUnknown means that the new pools contain subnets that are not known yet. So a group in the list "leave"
 	// may keep all its subnets.
 	subnetsUnknown bool
@@ -42,6 +44,9 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	for key, g := range to {
 		if n := g.Size - from[key].Size; n > 0 {
 			out.created[key.String()] = n
+		}
+		if text := ScalingChange(from[key].Scaling, g.Scaling); text != "" {
+			out.scaling = append(out.scaling, fmt.Sprintf("In group %s, %s.", key, text))
 		}
 	}
 	for key, old := range from {
@@ -79,7 +84,7 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			}
 		}
 	}
-	for _, list := range [][]string{out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates,
+	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates,
 		out.pushTemplates, out.leaveTemplates} {
 		slices.Sort(list)
 	}
@@ -199,9 +204,13 @@ func (c Change) Warning() (summary, detail string) {
 		lines = append(lines, "Instances are created, unless the size was changed at run time: "+
 			strings.Join(groups, ", ")+".")
 	}
+	others := len(lines)
+	lines = append(lines, c.scaling...)
 	switch {
 	case len(lines) == 0:
 		return "", ""
+	case others == 0:
+		summary = "The leader will choose sizes in another way"
 	case c.uncertain() && !c.certain():
 		summary = "Instances may be replaced"
 	case c.Destructive():

@@ -23,8 +23,16 @@ func Overridden(before, after *Shard, overrides Groups) (kept, ended []string) {
 			for _, f := range before.SetFields(key, entry, time.Time{}) {
 				to := configured[f.Path]
 				if f.Path == pathSize && f.byScaling() {
-					switch scales := after.Groups[tenant][name].Scaling != nil; {
-					case !scales:
+					scaling := after.Groups[tenant][name].Scaling
+					size := deref(entry.Size)
+					switch {
+					case scaling != nil && size > scaling.Max:
+						ended = append(ended, fmt.Sprintf("Group %s gets at most %d instances: its size changes from "+
+							"%d to %d.", key, scaling.Max, size, scaling.Max))
+					case scaling != nil && size < deref(scaling.Min):
+						ended = append(ended, fmt.Sprintf("Group %s gets at least %d instances: its size changes from "+
+							"%d to %d.", key, *scaling.Min, size, *scaling.Min))
+					case scaling == nil:
 						ended = append(ended,
 							fmt.Sprintf("Group %s no longer has scaling: its size changes from %s to %s.",
 								key, valueText(f.Value), valueText(to)))

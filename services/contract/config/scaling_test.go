@@ -165,6 +165,13 @@ func TestScaledSize(t *testing.T) {
 		t.Errorf("kept %q, ended %q", kept, ended)
 	}
 
+	small := mustParse(t, strings.NewReplacer(`"max": 8`, `"max": 4`).Replace(withGroupFields(cpuScaling)))
+	kept, ended = Overridden(shard, small, groups)
+	if !slices.Equal(ended, []string{"Group default/g gets at most 4 instances: its size changes from 7 to 4."}) ||
+		len(kept) > 0 {
+		t.Errorf("kept %q, ended %q", kept, ended)
+	}
+
 	night := strings.Replace(withGroupFields(cpuScaling), `"size": 3,`,
 		`"size": 3, "schedules": [{"cron": "0 7 * * *", `+
 			`"size": 5}, {"cron": "0 19 * * *", "size": 2}],`, 1)
@@ -245,6 +252,34 @@ func TestTenantsChooseNoURL(t *testing.T) {
 		groups, _ := shard.Merged(Groups{Tenants: map[string]map[string]GroupSpec{"default": {"new": spec}}})
 		if g := groups[fresh]; !strings.Contains(g.Refused, "is only for groups in the shard's configuration") {
 			t.Errorf("a %s in groups/ is not refused: %q", kind, g.Refused)
+		}
+	}
+}
+
+// TestScalingChange checks what is said about a change of a policy, in a plan of Terraform too.
+func TestScalingChange(t *testing.T) {
+	shard := func(scaling string) *Shard {
+		return mustParse(t, withGroupFields(scaling))
+	}
+	policy := func(limits, rest string) string {
+		return `"scaling": {` + limits + `, "metrics": [{"cpu": {"target": "60%"}}]` + rest + `}`
+	}
+	wide, none := shard(policy(`"min": 2, "max": 40`, "")), shard(`"max_surge": 1`)
+	for _, tt := range []struct {
+		before, after *Shard
+		want          string
+	}{
+		{none, wide, "In group default/g, the leader chooses the size from now on, between 2 and 40."},
+		{wide, none, "In group default/g, the leader no longer chooses the size."},
+		{wide, shard(policy(`"min": 2, "max": 4`, "")),
+			"In group default/g, the leader chooses the size between 2 and 4 instead of between 2 and 40."},
+		{wide, shard(policy(`"min": 2, "max": 40`, `, "down": {"stabilization": "1h"}, "tolerance": "5%"`)),
+			"In group default/g, the leader chooses the size by another down, tolerance."},
+		{wide, wide, ""},
+	} {
+		summary, detail := ChangeOf(tt.before, tt.after, false).Warning()
+		if detail != tt.want || (summary == "The leader will choose sizes in another way") != (tt.want != "") {
+			t.Errorf("%s: %q, want %q", summary, detail, tt.want)
 		}
 	}
 }

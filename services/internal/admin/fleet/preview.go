@@ -147,6 +147,12 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 	default:
 		add("group %s: %s, %d there", after.GetGroup(), strings.Join(fields, ", "), before.GetActualSize())
 	}
+	if before != nil && after != nil {
+		was, is := config.ReadSettings(before.GetMergedJson()), config.ReadSettings(after.GetMergedJson())
+		if text := config.ScalingChange(was.Scaling, is.Scaling); text != "" {
+			add("group %s: %s", after.GetGroup(), text)
+		}
+	}
 	if n := after.GetOutdated(); n > 0 && !after.GetDeleting() {
 		settings := config.ReadSettings(after.GetMergedJson())
 		most := 1

@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -49,6 +50,26 @@ func TestMetricText(t *testing.T) {
 		"50 MB/s": fleet.MetricText("network", 5e7), "0 B/s": fleet.MetricText("network", 0)} {
 		if have != want {
 			t.Errorf("%q, want %q", have, want)
+		}
+	}
+}
+
+// TestScalingInChanges checks that a dry run says who chooses the size afterwards.
+func TestScalingInChanges(t *testing.T) {
+	group := func(size uint32, settings string) *nstancev1.GroupStatus {
+		return &nstancev1.GroupStatus{Group: "workers", Size: size, ActualSize: 6, MergedJson: settings}
+	}
+	scaled := group(6, `{"scaling": {"min": 2, "max": 40}}`)
+	for want, change := range map[string]*nstancev1.GroupChange{
+		"group workers: the leader chooses the size from now on, between 2 and 40": {Before: group(6, `{}`),
+			After: scaled},
+		"group workers: the leader no longer chooses the size": {Before: scaled, After: group(3, `{}`)},
+		"group workers: the leader chooses the size between 2 and 4 instead of between 2 and 40": {Before: scaled,
+			After: group(4, `{"scaling": {"min": 2, "max": 4}}`)},
+	} {
+		lines := fleet.ChangeTexts(&nstancev1.ExplainChangeResponse{Groups: []*nstancev1.GroupChange{change}})
+		if !slices.Contains(lines, want) {
+			t.Errorf("%q, want %q", lines, want)
 		}
 	}
 }
