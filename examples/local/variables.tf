@@ -59,6 +59,12 @@ variable "size" {
   nullable    = false
 }
 
+variable "scaling" {
+  description = "By which numbers the leader scales the group workers. Null: it has the size."
+  type        = any
+  default     = null
+}
+
 variable "greeting" {
   description = "Content of the file app.env on the VMs. A change is pushed to running VMs."
   type        = string

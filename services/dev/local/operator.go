@@ -183,6 +183,14 @@ func (o *Operator) Scale(ctx context.Context, group string, size uint32) error {
 	return err
 }
 
+// ResetSize gives a group its configured size again, or lets the leader choose it.
+func (o *Operator) ResetSize(ctx context.Context, group string) error {
+	_, err := retry(ctx, func(ctx context.Context) (*nstancev1.UpsertGroupResponse, error) {
+		return o.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: group, Patch: `{"size": null}`, MustExist: true})
+	})
+	return err
+}
+
 // Refresh makes the leader read its configuration now. It fails if the leader refuses the configuration.
 func (o *Operator) Refresh(ctx context.Context) (nstancev1.RefreshResult, error) {
 	answer, err := retry(ctx, func(ctx context.Context) (*nstancev1.RefreshConfigResponse, error) {

@@ -3,11 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/scale"
 	"github.com/nstance-kit/nstance/services/internal/server/externalmetric"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 )
 
@@ -25,6 +28,10 @@ func (s *server) scaleGroups(ctx context.Context, l *leadership, env tasks.Env) 
 			}
 			return err
 		}}
+	kind := s.manager.Shard().Server.Provider.Kind
+	if slices.ContainsFunc(s.cfg.Clouds, func(c infra.Cloud) bool { return c.Name() == kind && c.Config.Hidden }) {
+		scaler.Every = time.Second // nobody waits 15 s to see what a development cloud does
+	}
 	scaler.Run(ctx)
 	return nil
 }

@@ -49,7 +49,7 @@ of the cluster. What "nstance-dev up" applied with tofu or terraform needs no de
 
 const aboutDemo = `Play the life of a shard with real programs and print a timeline of measured times:
 apply, election, registration, loss and replacement of a VM, scaling, a change of files,
-a failover, the loss of everything but the bucket, destroy.
+scaling by the length of a queue, a failover, the loss of everything but the bucket, destroy.
 
 The demo has a directory, ports and a tmux server of its own, so it runs beside a cluster
 of "nstance-dev up". It exits 0 only if every step did what it should. It leaves nothing

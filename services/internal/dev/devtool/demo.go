@@ -41,6 +41,7 @@ type demo struct {
 	leader   int
 	term     uint64
 	greeting string
+	jobs     jobs
 }
 
 // play runs the steps in order. The first one that fails ends the demo.
@@ -65,7 +66,9 @@ func (d *demo) play(ctx context.Context) error {
 		{"Scale up to " + strconv.Itoa(largerSize), d.scaleUp},
 		{"Scale down to " + strconv.Itoa(size), d.scaleDown},
 		{"A second apply changes a file on the VMs", d.changeFile},
+		{"Jobs wait: the leader scales up to " + strconv.Itoa(largerSize), d.scaleByJobs},
 		{"kill -9 of the leading server: the standby leads", d.killLeader},
+		{"No job waits: the next leader scales down to " + strconv.Itoa(size), d.finishJobs},
 		{"Every process is killed, caches and disks are deleted; the bucket stays", d.killEverything},
 		{"destroy", d.destroyShard},
 	} {
@@ -110,6 +113,10 @@ func (d *demo) openErrors() error {
 func (d *demo) variables() map[string]string {
 	vars := d.stack.Variables()
 	vars["greeting"] = d.greeting
+	if url := d.jobs.url(); url != "" {
+		vars["scaling"] = fmt.Sprintf(`{min = %d, max = %d, down = {stabilization = "1s"}, `+
+			`metrics = [{url = {url = %q, json = "/waiting", target = %d}}]}`, size, largerSize, url, jobsPerInstance)
+	}
 	return vars
 }
 
@@ -450,7 +457,7 @@ func (d *demo) killLeader(ctx context.Context) (err error) {
 		return err
 	}
 	d.timeline.note(line.Time, fromServer, killed, "%s has rebuilt the state of the shard and acts", line.Server)
-	instances, err := d.operator.AwaitHealthy(ctx, size)
+	instances, err := d.operator.AwaitHealthy(ctx, largerSize)
 	if err != nil {
 		return err
 	}

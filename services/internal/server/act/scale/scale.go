@@ -2,6 +2,7 @@
 package scale
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ type Scaler struct {
 	State *shardstate.State
 	// Resize stores a group's new size and puts it in force, as [Store] does.
 	Resize func(ctx context.Context, key config.GroupKey, size int) error
+	// Every is the time between two choices of a size; 0: plan.ScalingEvery.
+	Every time.Duration
 	// Read returns the value of a metric that is a total of the group. Its calls run in parallel, and end within
 	// [plan.ScalingEvery]. The error is a sentence for people.
 	Read   func(ctx context.Context, m config.ScalingMetric) (float64, error)
@@ -55,7 +58,7 @@ var ErrHeld = errors.New("an operator holds the size")
 
 // Run chooses sizes until ctx ends.
 func (s *Scaler) Run(ctx context.Context) {
-	for took := time.Duration(0); s.Env.Sleep(ctx, plan.ScalingEvery-took) == nil; {
+	for took := time.Duration(0); s.Env.Sleep(ctx, cmp.Or(s.Every, plan.ScalingEvery)-took) == nil; {
 		began := s.Env.Now()
 		s.pass(ctx)
 		took = s.Env.Now().Sub(began)
