@@ -101,6 +101,19 @@ func (x *Executor) smallestBatch(group config.Group) int {
 	return x.Batches()
 }
 
+// perCall returns how many instances of a group the next call can create.
+func (x *Executor) perCall(key config.GroupKey) int {
+	group, ok := x.State.Group(key)
+	if !ok || x.smallestBatch(group) == 0 {
+		return 1
+	}
+	places, _ := x.placements(group, group.InstanceType, false)
+	if len(places) == 0 {
+		return 1
+	}
+	return x.batches.limit(places[0], x.Env.Now())
+}
+
 // Together divides the actions of a group's plan. Creates that one call can make are in one part. Each other action is
 // a part of its own.
 func (x *Executor) Together(key config.GroupKey, actions []plan.Action) (parts [][]plan.Action) {
@@ -163,6 +176,12 @@ func (x *Executor) CreateMany(ctx context.Context, key config.GroupKey, actions 
 			x.batches.makeSingle(group.InfraHash)
 			actions = slices.Concat(b.actions, actions)
 			continue
+		case errors.Is(err, errUnreserved) && ctx.Err() == nil:
+			// There may be reservations from before the bucket stopped to answer.
+			x.Log.Warn("no batch", "tenant", key.Tenant, "group", key.Group, "error", err)
+			actions = slices.Concat(b.actions, actions)
+			x.each(ctx, len(actions), len(actions), func(i int) { x.create(ctx, key, actions[i]) })
+			return
 		case !errors.Is(err, errReplan):
 			x.report(ctx, key, b.actions[0], err)
 		}
@@ -198,6 +217,9 @@ type batch struct {
 
 // errSingly means that the group's configuration makes a difference between VMs.
 var errSingly = errors.New("the VMs differ in more than their IDs")
+
+// errUnreserved means that the reservations of a batch could not be written.
+var errUnreserved = errors.New("not reserved")
 
 // createBatch creates a batch at the first of its placements. The IDs that get no VM are spent, see [infra.Batch].
 func (x *Executor) createBatch(ctx context.Context, b *batch) error {
@@ -302,7 +324,7 @@ func (x *Executor) reserveBatch(ctx context.Context, b *batch) error {
 	if n := slices.IndexFunc(errs, func(err error) bool { return err != nil }); n >= 0 {
 		err = errs[n] // the others are likely the same
 	}
-	return fmt.Errorf("reserve %s: %w", b.id, err)
+	return fmt.Errorf("reserve %s: %w: %w", b.id, errUnreserved, err)
 }
 
 // reserved returns a record as it is before its instance belongs to a group.

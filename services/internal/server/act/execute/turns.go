@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
@@ -102,10 +101,7 @@ func (t *turns) answered(err error, now time.Time) {
 
 // WaitingCreates counts the create calls that wait for their turn. The plan of the group depends on the counts.
 func (x *Executor) WaitingCreates(group config.GroupKey) plan.WaitingCreates {
-	perCall := 1
-	if known, ok := x.State.Group(group); ok && x.smallestBatch(known) > 0 {
-		perCall = ident.BatchSize
-	}
+	perCall := x.perCall(group)
 	t := &x.turns
 	t.mu.Lock()
 	defer t.mu.Unlock()
