@@ -65,6 +65,7 @@ install_role() {
 	install -m 0644 "$files/nstance-$role.service" "/etc/systemd/system/nstance-$role.service"
 	install -d -m 0700 /etc/nstance
 	if [ "$role" = agent ]; then
+		install -m 0644 "$files/nstance-member.target" /etc/systemd/system/nstance-member.target
 		install -d -m 0755 /opt/nstance-agent
 		install -d -m 0700 /opt/nstance-agent/identity
 		return

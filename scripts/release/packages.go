@@ -32,7 +32,7 @@ var machinePackages = []machinePackage{
 		scripts: nfpm.Scripts{PreInstall: "server-preinstall.sh", PostInstall: "server-postinstall.sh",
 			PreRemove: "server-preremove.sh"}},
 	{role: "agent", description: "Nstance agent: registers its VM, receives files and reports",
-		units: []string{"nstance-agent.service"},
+		units: []string{"nstance-agent.service", "nstance-member.target"},
 		directories: map[string]fs.FileMode{"/etc/nstance": 0o700, "/opt/nstance-agent": 0o755,
 			"/opt/nstance-agent/identity": 0o700},
 		scripts: nfpm.Scripts{PostInstall: "agent-postinstall.sh", PreRemove: "agent-preremove.sh"}},

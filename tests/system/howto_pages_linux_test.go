@@ -151,6 +151,11 @@ func (h *howTo) pagesAboutRollouts() []guide {
 			{before: h.scale, texts: []string{"memory is at", "the group has at most 3", "size 3 instead of 2"}},
 			{texts: []string{"size 3 → 3"}, after: h.endScaling},
 		}},
+		{file: "spares.md", steps: []step{
+			{before: h.addSpare, texts: []string{"1, running", "2 actual, 2 healthy", "spare"}},
+			{before: h.chooseMember},
+			{before: h.healthy(3), texts: []string{"instance promoted"}, after: h.endSpares},
+		}},
 		{file: "schedules.md", check: h.checkSchedules},
 		{file: "vm-does-not-register.md", steps: []step{
 			{before: h.failToRegister, texts: []string{"unregistered", "its VM ended before its agent registered"}},
@@ -247,6 +252,43 @@ func (h *howTo) scaleAsBefore(ctx context.Context) error {
 	}
 	_, err := h.shell(ctx, "until nstance-admin explain group GROUP | grep -q 'cpu is at'; do sleep 1; done", "")
 	return err
+}
+
+// addSpare gives the group the page's spares, but only one.
+func (h *howTo) addSpare(ctx context.Context) error {
+	var spec config.GroupSpec
+	if err := snippet("spares.md", &spec, `"count": 2`, `"count": 1`); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Spares = spec.Spares })
+	})(ctx); err != nil {
+		return err
+	}
+	return h.healthy(3)(ctx)
+}
+
+// chooseMember makes INSTANCE stand for a member of the group.
+func (h *howTo) chooseMember(ctx context.Context) error {
+	found, err := h.operator.AwaitHealthy(ctx, 3)
+	for _, i := range found {
+		if !i.GetSpare() {
+			h.call("INSTANCE", i.GetInstanceId())
+		}
+	}
+	return err
+}
+
+func (h *howTo) endSpares(ctx context.Context, _ string) error {
+	if err := h.healthy(3)(ctx); err != nil {
+		return err
+	}
+	if err := h.push(func(c *config.Shard) {
+		setGroup(c, group, func(g *config.GroupSpec) { g.Spares = nil })
+	})(ctx); err != nil {
+		return err
+	}
+	return h.healthy(2)(ctx)
 }
 
 func (h *howTo) endScaling(ctx context.Context, _ string) error {

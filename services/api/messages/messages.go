@@ -50,6 +50,9 @@ func Instance(rec *record.Instance) *nstancev1.InstanceStatus {
 	if rec.Preserved != nil {
 		out.PreservedAt, out.PreserveReason = Timestamp(rec.Preserved.At), rec.Preserved.Reason
 	}
+	if out.Spare = rec.IsSpare(); rec.Spare != nil {
+		out.PromotedAt = Timestamp(rec.Spare.PromotedAt)
+	}
 	if rec.Certificate != nil {
 		out.CertificateNotAfter = Timestamp(rec.Certificate.NotAfter)
 	}

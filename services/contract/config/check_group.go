@@ -77,6 +77,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	c.size(spec.MaxSurge, ChildPath(path, "max_surge"))
 	c.preserve(spec.Preserve, ChildPath(path, "preserve"))
 	c.scaling(spec, path)
+	c.spares(spec.Spares, ChildPath(path, "spares"))
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
@@ -98,6 +99,18 @@ func (c *checker) group(spec GroupSpec, path string) {
 			_, err := s.Parse()
 			c.err(element(ChildPath(path, "schedules"), i), err)
 		}
+	}
+}
+
+// spares checks the warm spares of a group.
+func (c *checker) spares(s *Spares, path string) {
+	if s == nil {
+		return
+	}
+	c.size(&s.Count, path+".count")
+	if s.State == "stopped" || s.State == "suspended" {
+		c.add(path+".state", "%s is not supported: the provider cannot put VMs to sleep", quote(s.State)).hint =
+			`use "running"`
 	}
 }
 

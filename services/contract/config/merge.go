@@ -61,6 +61,7 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 		Preserve:      deref(full.Preserve),
 		Purchase:      deref(full.Purchase),
 		Scaling:       full.Scaling,
+		Spares:        deref(full.Spares),
 
 		LoadBalancerHealth: t.LoadBalancerHealth,
 	}

@@ -57,7 +57,7 @@ func MostInstances(s *Shard, key GroupKey, spec GroupSpec) int {
 }
 
 // mostInstances returns the largest number of instances of a group without schedules and scaling, or what its schedules
-// and its scaling allow, with the failed instances that it keeps.
+// and its scaling allow, with its spares and the failed instances that it keeps.
 func mostInstances(size int, static, spec GroupSpec, t Template) int {
 	if s := cmp.Or(spec.Scaling, static.Scaling); s != nil {
 		size = s.Max
@@ -65,7 +65,8 @@ func mostInstances(size int, static, spec GroupSpec, t Template) int {
 	for _, schedule := range slices.Concat(static.Schedules, spec.Schedules) {
 		size = max(size, schedule.Size)
 	}
-	return size + deref(cmp.Or(spec.Preserve, static.Preserve, t.Preserve)).Max
+	return size + deref(cmp.Or(spec.Preserve, static.Preserve, t.Preserve)).Max +
+		deref(cmp.Or(spec.Spares, static.Spares)).Count
 }
 
 // permissions reports the values of a group that operators of its tenant may not choose. spec is the complete entry in
@@ -144,6 +145,10 @@ func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path s
 	if s := spec.Scaling; s != nil && s.Max > most {
 		c.refuse(ChildPath(path, "scaling")+".max", name, "dynamic.max_size",
 			"%d is more than %d, the largest permitted size", s.Max, most)
+	}
+	if s := spec.Spares; s != nil && s.Count > most {
+		c.refuse(ChildPath(path, "spares")+".count", name, "dynamic.max_size",
+			"%d is more than %d, the largest permitted size", s.Count, most)
 	}
 	if spec.Size != nil && *spec.Size > most {
 		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",

@@ -44,6 +44,9 @@ type GroupSpec struct {
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
+	// Instances that are kept ready, and take the place of lost, unhealthy or lacking ones without a boot. They do not
+	// count towards the size, but cost as much as others. Not for groups whose size Kubernetes chooses.
+	Spares *Spares `json:"spares,omitempty"`
 	// Lets the leader choose the size by numbers of the group's VMs. The field size is then the first size. Not for
 	// groups whose size Kubernetes chooses.
 	Scaling *Scaling `json:"scaling,omitempty"`
@@ -147,6 +150,22 @@ type Purchase struct {
 
 // FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
 const FallbackOnDemand = "on_demand"
+
+// Spares says how many warm spares a group has. A spare is an instance that has booted, registered and passed its health
+// checks, but does not count towards the size and is in no load balancer. If the group lacks an instance, a spare
+// becomes a member of the group, and another spare is created. A group of size 0 has no spares. A change of these fields
+// replaces no instance.
+type Spares struct {
+	// Number of spares.
+	Count int `json:"count" rule:"nonnegative"`
+	// How spares wait. running: their VMs run. stopped, suspended: their VMs sleep. Only running is supported.
+	State string `json:"state,omitempty" default:"running" rule:"enum=running|stopped|suspended"`
+	// Age at which a spare is replaced by a new one; 0: never. The ages eligible_age and forced_age hold for spares, too.
+	MaxAge Duration `json:"max_age,omitempty"`
+}
+
+// SparesRunning is the value of [Spares.State] with which the VMs of spares run.
+const SparesRunning = "running"
 
 // Scaling lets the leader choose a group's size. About every 15 s it compares the metrics with their targets and
 // computes the size with which they would be at their targets, as the Horizontal Pod Autoscaler of Kubernetes does. If
@@ -374,6 +393,8 @@ type Group struct {
 	Preserve Preserve `json:",omitzero"`
 	// Purchase is how the VMs are bought. The zero value means on demand.
 	Purchase Purchase `json:",omitzero"`
+	// Spares are the warm spares of the group. The zero value means none.
+	Spares Spares `json:",omitzero"`
 	// Scaling, with its defaults, lets the leader choose the size; nil: it does not.
 	Scaling *Scaling `json:",omitempty"`
 	// SizeHeld means that an operator has pinned the size, or set it until SizeUntil, so that the leader keeps it.

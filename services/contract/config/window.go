@@ -233,7 +233,7 @@ func (g *Group) LeastAt(now time.Time) int {
 }
 
 // MostInstances returns how many instances of a group count towards the quota of its tenant: its largest size at any
-// time, and the failed instances that it keeps.
+// time, its spares, and the failed instances that it keeps.
 func (g *Group) MostInstances() int {
 	size := max(g.Size, g.ConfiguredSize)
 	if g.Scaling != nil {
@@ -242,7 +242,7 @@ func (g *Group) MostInstances() int {
 	for _, s := range g.Schedules {
 		size = max(size, s.Size)
 	}
-	return size + g.Preserve.Max
+	return size + g.Preserve.Max + g.Spares.Count
 }
 
 // FixSize gives the group a size that does not change with the time.

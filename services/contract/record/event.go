@@ -27,6 +27,8 @@ const (
 	EventInstanceDrainHook       EventKind = "instance_drain_hook" // its drain hook has ended
 	// It failed, and is kept.
 	EventInstancePreserved EventKind = "instance_preserved"
+	// It was a warm spare, and is a member of its group now.
+	EventInstancePromoted EventKind = "instance_promoted"
 	// The cloud recommends replacing its VM, or no longer does.
 	EventInstanceRecommendation EventKind = "instance_recommendation"
 	// The cloud has announced, changed or withdrawn maintenance of its VM.
@@ -58,7 +60,8 @@ func EventKinds() []EventKind {
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
 		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize,
-		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved, EventOverrideEnded}
+		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved, EventOverrideEnded,
+		EventInstancePromoted}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

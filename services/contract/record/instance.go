@@ -75,11 +75,13 @@ type Instance struct {
 	NonceID     string          `json:"nonce_id,omitempty"` // jti of the consumed nonce
 	// Preserved is set if the instance failed and is kept for a person to look at. It stays set until the record is
 	// removed.
-	Preserved      *Preserved `json:"preserved,omitempty"`
-	DeleteReason   string     `json:"delete_reason,omitempty"`
-	DeleteDeadline time.Time  `json:"delete_deadline,omitzero"` // drain ends then at the latest
-	DeletingAt     time.Time  `json:"deleting_at,omitzero"`
-	DeletedAt      time.Time  `json:"deleted_at,omitzero"`
+	Preserved *Preserved `json:"preserved,omitempty"`
+	// Spare is set if the instance was created as a warm spare of its group. It stays set until the record is removed.
+	Spare          *Spare    `json:"spare,omitempty"`
+	DeleteReason   string    `json:"delete_reason,omitempty"`
+	DeleteDeadline time.Time `json:"delete_deadline,omitzero"` // drain ends then at the latest
+	DeletingAt     time.Time `json:"deleting_at,omitzero"`
+	DeletedAt      time.Time `json:"deleted_at,omitzero"`
 }
 
 // Preserved says since when a failed instance is kept, and how it failed.
@@ -87,6 +89,15 @@ type Preserved struct {
 	At     time.Time `json:"at"`
 	Reason string    `json:"reason"`
 }
+
+// Spare says whether an instance that was created as a warm spare still is one.
+type Spare struct {
+	// PromotedAt is when the spare became a member of its group; zero: it is still a spare.
+	PromotedAt time.Time `json:"promoted_at,omitzero"`
+}
+
+// IsSpare reports whether the instance is a warm spare, so that it does not count towards the size of its group.
+func (i *Instance) IsSpare() bool { return i.Spare != nil && i.Spare.PromotedAt.IsZero() }
 
 // CertificateRef identifies an issued certificate. It does not contain the certificate.
 type CertificateRef struct {

@@ -61,6 +61,10 @@ func (i Instance) Clone() Instance {
 		preserved := *i.Preserved
 		i.Preserved = &preserved
 	}
+	if i.Spare != nil {
+		spare := *i.Spare
+		i.Spare = &spare
+	}
 	return i
 }
 
@@ -73,6 +77,9 @@ func (i Instance) Encode() ([]byte, error) {
 	}
 	if i.Preserved != nil {
 		utc(&i.Preserved.At)
+	}
+	if i.Spare != nil {
+		utc(&i.Spare.PromotedAt)
 	}
 	return encode("instance record", i)
 }
@@ -127,6 +134,12 @@ func (i Instance) Validate() error {
 		p.time("preserved.at", i.Preserved.At, true)
 		p.text("preserved.reason", i.Preserved.Reason, maxText, true)
 		p.check(i.State != Reserved && !i.OnDemand, "preserved: is there although reserved or on demand")
+	}
+	if i.Spare != nil {
+		p.time("spare.promoted_at", i.Spare.PromotedAt, false)
+		p.check(!i.OnDemand, "spare: is there although on demand")
+		p.check(i.Spare.PromotedAt.IsZero() || !i.RegisteredAt.IsZero(),
+			"spare.promoted_at: is there although not registered")
 	}
 	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d",
 		len(i.PublicKey), ed25519.PublicKeySize)

@@ -182,7 +182,7 @@ func (a *app) groupFacts(shard string, g *nstancev1.GroupStatus, lastKnown bool)
 	}
 	return []fact{
 		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size", size},
-		{"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
+		{"Spares", fleet.SparesText(g)}, {"Changed", strings.Join(fleet.OverrideTexts(g, a.Now()), "; ")},
 		{"Scaling", fleet.ScalingText(g.GetScaling(), a.Now())}, {"Outdated", outdated(g)},
 		{"Note", note(g)}, {"Kind", g.GetKind()},
 		{"Arch", g.GetArch()},

@@ -77,7 +77,7 @@ func instanceNote(i *nstancev1.InstanceStatus) string {
 		holds bool
 		text  string
 	}{
-		{i.GetOnDemand(), "on demand"}, {i.GetProtected(), "protected"}, {i.GetInfraDrift(), outdatedNote(i)},
+		{i.GetOnDemand(), "on demand"}, {i.GetSpare(), "spare"}, {i.GetProtected(), "protected"}, {i.GetInfraDrift(), outdatedNote(i)},
 		{i.GetRuntimeDrift() && i.GetPreservedAt() == nil, "files to be pushed"},
 		{i.GetPreservedAt() != nil, preservedNote(i)},
 		{i.GetDeleteReason() != "", i.GetDeleteReason()}, {i.GetHealthMessage() != "", i.GetHealthMessage()},
@@ -134,8 +134,11 @@ func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 		return fmt.Sprintf("%s (%s ago)", stamp(t.AsTime()), age(now, t.AsTime()))
 	}
 	origin := "group's size"
-	if i.GetOnDemand() {
+	switch {
+	case i.GetOnDemand():
 		origin = "on demand"
+	case i.GetSpare():
+		origin = "spare"
 	}
 	facts := []fact{
 		{"Instance", i.GetInstanceId()}, {"Shard", shard}, {"Group", i.GetGroup()}, {"Origin", origin},
@@ -144,7 +147,8 @@ func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 		{"Provider ID", i.GetProviderId()}, {"Instance type", i.GetInstanceType()}, {"Image", i.GetImage()},
 		{"Zone", i.GetZone()}, {"Subnet", i.GetSubnetId()}, {"IPv4", i.GetIpv4()}, {"IPv6", i.GetIpv6()},
 		{"Host name", i.GetHostname()}, {"Created", since(i.GetCreatedAt())}, {"Launched", since(i.GetLaunchedAt())},
-		{"Registered", since(i.GetRegisteredAt())}, {"Last report", since(i.GetLastReportAt())},
+		{"Registered", since(i.GetRegisteredAt())}, {"Became a member", since(i.GetPromotedAt())},
+		{"Last report", since(i.GetLastReportAt())},
 		{"Preserved", since(i.GetPreservedAt())}, {"Preserved until", stamp(fleet.Time(i.GetPreservedUntil()))},
 		{"Failed because", i.GetPreserveReason()},
 		{"Delete reason", i.GetDeleteReason()}, {"Delete by", stamp(fleet.Time(i.GetDeleteDeadline()))},

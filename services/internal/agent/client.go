@@ -68,7 +68,7 @@ type Options struct {
 	Machine    Machine
 	// Attest returns a proof that the agent runs on this VM. The agent sends the proof when it registers. Optional.
 	Attest func(ctx context.Context) ([]byte, error)
-	// Hook is called after received files have changed, with the names of these files. Calls never overlap. Optional.
+	// Hook is called after received files or the file "role" have changed, with the names of these files. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
 	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
 	Probe check.Probe
@@ -78,6 +78,8 @@ type Options struct {
 	// DrainHook runs the command of the drain hook until ctx ends, with the given variables. It returns why the command
 	// failed, or "". See [check.Hook]. Optional. Without it the agent runs no drain hook.
 	DrainHook func(ctx context.Context, command []string, environ ...string) (failure string)
+	// Member starts or stops what runs only while the instance is a member of its group, and not a spare. Optional.
+	Member func(ctx context.Context, member bool) error
 	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Version is the agent's version, which the agent reports to the server. Optional.
@@ -95,6 +97,8 @@ type Client struct {
 	numbers  *number.Reader // nil: the agent reads no numbers
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
+	hooking  sync.Mutex    // allows one run of the hook at a time
+	told     chan nstancev1.InstanceRole
 	// early receives the time after which keepRenewed must renew the certificate. A server can ask for such an early
 	// renewal.
 	early chan time.Duration
@@ -119,6 +123,7 @@ type standing struct {
 	stop    *announcement          // nil: no announcement
 	urgent  bool                   // the notice, the announcement or the end of the drain hook is not reported yet
 	drain   *nstancev1.DrainReport // nil: the drain hook has not ended
+	role    nstancev1.InstanceRole // unspecified: none was taken yet
 	changed bool                   // files, keys or health checks may have changed since the last report of them
 	unwell  string                 // why the agent is unhealthy; empty: healthy
 	remark  string                 // reported as the message of a healthy agent
@@ -136,6 +141,7 @@ func New(o Options) *Client {
 		identity: identity.NewStore(o.Identity, o.ID, o.IdentityMode),
 		keys:     keypair.NewStore(o.Keys, o.KeysMode),
 		hooked:   make(chan struct{}, 1),
+		told:     make(chan nstancev1.InstanceRole, 1),
 		early:    make(chan time.Duration, 1),
 		wake:     make(chan struct{}, 1),
 		process:  rand.Text(),
@@ -172,6 +178,7 @@ func (c *Client) Run(ctx context.Context) error {
 		c.loadDrain()
 		group.Go(func() error { return c.runDrain(ctx) })
 	}
+	group.Go(func() error { return c.runRole(ctx) })
 	group.Go(func() error { return c.stayConnected(ctx) })
 	return group.Wait()
 }
@@ -298,7 +305,9 @@ func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {
 			began := time.Now()
+			c.hooking.Lock()
 			err := c.Hook(ctx, changed)
+			c.hooking.Unlock()
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}

@@ -88,6 +88,8 @@ type reporter struct {
 	// onOldServer is called if the server is too old to send key requests on the stream of files.
 	onOldServer func()
 
+	// role is the role in the last complete report: its health checks are those of that role.
+	role    nstancev1.InstanceRole
 	facts   Facts
 	metrics *nstancev1.Metrics
 	uptime  time.Duration
@@ -256,6 +258,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 	if changed {
 		r.mu.Lock()
 		r.standing.changed, r.standing.urgent = false, false
+		r.role = r.standing.role
 		r.mu.Unlock()
 		r.metrics, r.uptime = r.Machine.Sample(ctx)
 		files, keys := r.files.States(), r.keys.States()
@@ -280,7 +283,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 	defer r.mu.Unlock()
 	report.Termination = remainingNotice(r.standing.notices.Termination, time.Now())
 	report.Recommendation, report.Maintenance = r.standing.notices.Recommendation, r.standing.notices.Maintenance
-	report.Drain = r.standing.drain
+	report.Drain, report.Role = r.standing.drain, r.role
 	report.Healthy = r.standing.unwell == ""
 	report.Message = folder.Clip(cmp.Or(r.standing.unwell, r.standing.remark), folder.MaxReportedText)
 	stop := r.standing.stop

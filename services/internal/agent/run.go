@@ -158,6 +158,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		Probe:      check.Local,
 		Numbers:    number.Local,
 		DrainHook:  check.Hook,
+		Member:     machine.SetMember,
 		Version:    version,
 		Log:        log,
 	}), nil

@@ -246,12 +246,12 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 }
 
 // receiveFiles stores the batches of files that the server sends. The server may also send health checks, numbers to
-// read, key requests and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in
+// read, key requests, the role and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in
 // the middle of a batch, the agent drops the batch.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true,
-		WithDrain: c.DrainHook != nil}
+		WithDrain: c.DrainHook != nil, WithRole: true}
 	if c.checks != nil {
 		request.WithHealthChecks, request.HealthChecksVersion = true, c.checks.Version()
 	}
@@ -288,6 +288,8 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 			if c.DrainHook != nil {
 				c.askDrain(event.Drain)
 			}
+		case *nstancev1.ReceiveFilesResponse_Role:
+			c.tell(event.Role.GetRole())
 		case *nstancev1.ReceiveFilesResponse_File:
 			batch.Add(event.File)
 		case *nstancev1.ReceiveFilesResponse_Commit:

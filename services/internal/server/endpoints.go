@@ -368,6 +368,7 @@ func (s *server) readShard() metrics.Shard {
 		if g, ok := state.GroupView(key); ok {
 			shard.Groups = append(shard.Groups, metrics.Group{Tenant: key.Tenant, Name: key.Group, Desired: g.Size,
 				Actual: g.Actual, Healthy: g.Healthy, Drifted: g.Outdated, Preserved: g.Preserved,
+				SparesWanted: g.Spares.Count, SparesActual: g.SparesThere, SparesReady: g.SparesReady,
 				Paused: g.Rollout.Paused, Halted: state.IsHalted(key), Scaling: g.Scaled})
 		}
 	}

@@ -72,6 +72,56 @@ func (KeyAlgorithm) EnumDescriptor() ([]byte, []int) {
 	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type InstanceRole int32
+
+const (
+	InstanceRole_INSTANCE_ROLE_UNSPECIFIED InstanceRole = 0
+	// A warm spare: it serves nothing until it becomes a member.
+	InstanceRole_INSTANCE_ROLE_SPARE  InstanceRole = 1
+	InstanceRole_INSTANCE_ROLE_MEMBER InstanceRole = 2
+)
+
+// Enum value maps for InstanceRole.
+var (
+	InstanceRole_name = map[int32]string{
+		0: "INSTANCE_ROLE_UNSPECIFIED",
+		1: "INSTANCE_ROLE_SPARE",
+		2: "INSTANCE_ROLE_MEMBER",
+	}
+	InstanceRole_value = map[string]int32{
+		"INSTANCE_ROLE_UNSPECIFIED": 0,
+		"INSTANCE_ROLE_SPARE":       1,
+		"INSTANCE_ROLE_MEMBER":      2,
+	}
+)
+
+func (x InstanceRole) Enum() *InstanceRole {
+	p := new(InstanceRole)
+	*p = x
+	return p
+}
+
+func (x InstanceRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (InstanceRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_nstance_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (InstanceRole) Type() protoreflect.EnumType {
+	return &file_nstance_v1_agent_proto_enumTypes[1]
+}
+
+func (x InstanceRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use InstanceRole.Descriptor instead.
+func (InstanceRole) EnumDescriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 // StoppingReason is why the agent is about to stop.
 type StoppingReason int32
 
@@ -112,11 +162,11 @@ func (x StoppingReason) String() string {
 }
 
 func (StoppingReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_nstance_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_nstance_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (StoppingReason) Type() protoreflect.EnumType {
-	return &file_nstance_v1_agent_proto_enumTypes[1]
+	return &file_nstance_v1_agent_proto_enumTypes[2]
 }
 
 func (x StoppingReason) Number() protoreflect.EnumNumber {
@@ -125,7 +175,7 @@ func (x StoppingReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StoppingReason.Descriptor instead.
 func (StoppingReason) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type HealthCheckState_Status int32
@@ -165,11 +215,11 @@ func (x HealthCheckState_Status) String() string {
 }
 
 func (HealthCheckState_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_nstance_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_nstance_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (HealthCheckState_Status) Type() protoreflect.EnumType {
-	return &file_nstance_v1_agent_proto_enumTypes[2]
+	return &file_nstance_v1_agent_proto_enumTypes[3]
 }
 
 func (x HealthCheckState_Status) Number() protoreflect.EnumNumber {
@@ -178,7 +228,7 @@ func (x HealthCheckState_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HealthCheckState_Status.Descriptor instead.
 func (HealthCheckState_Status) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21, 0}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22, 0}
 }
 
 type KeyGenRequestsRequest struct {
@@ -481,7 +531,9 @@ type ReceiveFilesRequest struct {
 	// opens, and whenever they change.
 	WithVmNumbers bool `protobuf:"varint,6,opt,name=with_vm_numbers,json=withVmNumbers,proto3" json:"with_vm_numbers,omitempty"`
 	// IDs of the numbers that the agent already reads. The server sends numbers only if these differ.
-	VmNumbers     []uint64 `protobuf:"fixed64,7,rep,packed,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
+	VmNumbers []uint64 `protobuf:"fixed64,7,rep,packed,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
+	// Says that the agent knows roles. The server sends the instance's role when the stream opens, and when it changes.
+	WithRole      bool `protobuf:"varint,8,opt,name=with_role,json=withRole,proto3" json:"with_role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -565,6 +617,13 @@ func (x *ReceiveFilesRequest) GetVmNumbers() []uint64 {
 	return nil
 }
 
+func (x *ReceiveFilesRequest) GetWithRole() bool {
+	if x != nil {
+		return x.WithRole
+	}
+	return false
+}
+
 type ReceiveFilesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -575,6 +634,7 @@ type ReceiveFilesResponse struct {
 	//	*ReceiveFilesResponse_HealthChecks
 	//	*ReceiveFilesResponse_Drain
 	//	*ReceiveFilesResponse_VmNumbers
+	//	*ReceiveFilesResponse_Role
 	Event         isReceiveFilesResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -671,6 +731,15 @@ func (x *ReceiveFilesResponse) GetVmNumbers() *VmNumbers {
 	return nil
 }
 
+func (x *ReceiveFilesResponse) GetRole() *Role {
+	if x != nil {
+		if x, ok := x.Event.(*ReceiveFilesResponse_Role); ok {
+			return x.Role
+		}
+	}
+	return nil
+}
+
 type isReceiveFilesResponse_Event interface {
 	isReceiveFilesResponse_Event()
 }
@@ -706,6 +775,11 @@ type ReceiveFilesResponse_VmNumbers struct {
 	VmNumbers *VmNumbers `protobuf:"bytes,6,opt,name=vm_numbers,json=vmNumbers,proto3,oneof"`
 }
 
+type ReceiveFilesResponse_Role struct {
+	// The instance's role. Sent only if the request has with_role.
+	Role *Role `protobuf:"bytes,7,opt,name=role,proto3,oneof"`
+}
+
 func (*ReceiveFilesResponse_File) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_Commit) isReceiveFilesResponse_Event() {}
@@ -717,6 +791,8 @@ func (*ReceiveFilesResponse_HealthChecks) isReceiveFilesResponse_Event() {}
 func (*ReceiveFilesResponse_Drain) isReceiveFilesResponse_Event() {}
 
 func (*ReceiveFilesResponse_VmNumbers) isReceiveFilesResponse_Event() {}
+
+func (*ReceiveFilesResponse_Role) isReceiveFilesResponse_Event() {}
 
 // VmNumbers are all numbers that an agent must read for the scaling of its group.
 type VmNumbers struct {
@@ -969,6 +1045,51 @@ func (*VmNumberState_Value) isVmNumberState_Result() {}
 
 func (*VmNumberState_Problem) isVmNumberState_Result() {}
 
+// Role is what an instance is in its group.
+type Role struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          InstanceRole           `protobuf:"varint,1,opt,name=role,proto3,enum=nstance.v1.InstanceRole" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Role) Reset() {
+	*x = Role{}
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Role) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Role) ProtoMessage() {}
+
+func (x *Role) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Role.ProtoReflect.Descriptor instead.
+func (*Role) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Role) GetRole() InstanceRole {
+	if x != nil {
+		return x.Role
+	}
+	return InstanceRole_INSTANCE_ROLE_UNSPECIFIED
+}
+
 // Drain asks the agent to run the drain hook, once in the instance's life, and to report its end.
 type Drain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -986,7 +1107,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1119,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[11]
+	mi := &file_nstance_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1132,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Drain) GetReason() string {
@@ -1054,7 +1175,7 @@ type HealthChecks struct {
 
 func (x *HealthChecks) Reset() {
 	*x = HealthChecks{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1187,7 @@ func (x *HealthChecks) String() string {
 func (*HealthChecks) ProtoMessage() {}
 
 func (x *HealthChecks) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[12]
+	mi := &file_nstance_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1200,7 @@ func (x *HealthChecks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthChecks.ProtoReflect.Descriptor instead.
 func (*HealthChecks) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HealthChecks) GetVersion() string {
@@ -1121,7 +1242,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1254,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[13]
+	mi := &file_nstance_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1267,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HealthCheck) GetName() string {
@@ -1242,7 +1363,7 @@ type ExecProbe struct {
 
 func (x *ExecProbe) Reset() {
 	*x = ExecProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1375,7 @@ func (x *ExecProbe) String() string {
 func (*ExecProbe) ProtoMessage() {}
 
 func (x *ExecProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[14]
+	mi := &file_nstance_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1388,7 @@ func (x *ExecProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
 func (*ExecProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecProbe) GetCommand() []string {
@@ -1289,7 +1410,7 @@ type HttpProbe struct {
 
 func (x *HttpProbe) Reset() {
 	*x = HttpProbe{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1422,7 @@ func (x *HttpProbe) String() string {
 func (*HttpProbe) ProtoMessage() {}
 
 func (x *HttpProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[15]
+	mi := &file_nstance_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1435,7 @@ func (x *HttpProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpProbe.ProtoReflect.Descriptor instead.
 func (*HttpProbe) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HttpProbe) GetPort() uint32 {
@@ -1352,7 +1473,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1485,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[16]
+	mi := &file_nstance_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1498,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *File) GetName() string {
@@ -1417,7 +1538,7 @@ type FilesCommit struct {
 
 func (x *FilesCommit) Reset() {
 	*x = FilesCommit{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1550,7 @@ func (x *FilesCommit) String() string {
 func (*FilesCommit) ProtoMessage() {}
 
 func (x *FilesCommit) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[17]
+	mi := &file_nstance_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1563,7 @@ func (x *FilesCommit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesCommit.ProtoReflect.Descriptor instead.
 func (*FilesCommit) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FilesCommit) GetRuntimeHash() string {
@@ -1498,14 +1619,17 @@ type ReportHealthRequest struct {
 	// The maintenance that the cloud has announced for the VM. In every report. Absent: the agent does not know.
 	Maintenance *Maintenance `protobuf:"bytes,20,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
 	// The numbers that the server asked for, in every report. Agents that read no numbers leave them out.
-	VmNumbers     []*VmNumberState `protobuf:"bytes,21,rep,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
+	VmNumbers []*VmNumberState `protobuf:"bytes,21,rep,name=vm_numbers,json=vmNumbers,proto3" json:"vm_numbers,omitempty"`
+	// The role that the agent has taken: the file is written, the unit and the hook have run. In every report. Unspecified:
+	// the agent was told none yet, or is older than roles.
+	Role          InstanceRole `protobuf:"varint,22,opt,name=role,proto3,enum=nstance.v1.InstanceRole" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportHealthRequest) Reset() {
 	*x = ReportHealthRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1641,7 @@ func (x *ReportHealthRequest) String() string {
 func (*ReportHealthRequest) ProtoMessage() {}
 
 func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[18]
+	mi := &file_nstance_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1654,7 @@ func (x *ReportHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthRequest.ProtoReflect.Descriptor instead.
 func (*ReportHealthRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReportHealthRequest) GetInstanceId() string {
@@ -1680,6 +1804,13 @@ func (x *ReportHealthRequest) GetVmNumbers() []*VmNumberState {
 	return nil
 }
 
+func (x *ReportHealthRequest) GetRole() InstanceRole {
+	if x != nil {
+		return x.Role
+	}
+	return InstanceRole_INSTANCE_ROLE_UNSPECIFIED
+}
+
 // DrainReport says that the drain hook has ended.
 type DrainReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1691,7 +1822,7 @@ type DrainReport struct {
 
 func (x *DrainReport) Reset() {
 	*x = DrainReport{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1834,7 @@ func (x *DrainReport) String() string {
 func (*DrainReport) ProtoMessage() {}
 
 func (x *DrainReport) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[19]
+	mi := &file_nstance_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1847,7 @@ func (x *DrainReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReport.ProtoReflect.Descriptor instead.
 func (*DrainReport) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainReport) GetError() string {
@@ -1737,7 +1868,7 @@ type HealthCheckReport struct {
 
 func (x *HealthCheckReport) Reset() {
 	*x = HealthCheckReport{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +1880,7 @@ func (x *HealthCheckReport) String() string {
 func (*HealthCheckReport) ProtoMessage() {}
 
 func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[20]
+	mi := &file_nstance_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +1893,7 @@ func (x *HealthCheckReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckReport.ProtoReflect.Descriptor instead.
 func (*HealthCheckReport) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HealthCheckReport) GetVersion() string {
@@ -1791,7 +1922,7 @@ type HealthCheckState struct {
 
 func (x *HealthCheckState) Reset() {
 	*x = HealthCheckState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1934,7 @@ func (x *HealthCheckState) String() string {
 func (*HealthCheckState) ProtoMessage() {}
 
 func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[21]
+	mi := &file_nstance_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1947,7 @@ func (x *HealthCheckState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheckState.ProtoReflect.Descriptor instead.
 func (*HealthCheckState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HealthCheckState) GetName() string {
@@ -1858,7 +1989,7 @@ type Metrics struct {
 
 func (x *Metrics) Reset() {
 	*x = Metrics{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +2001,7 @@ func (x *Metrics) String() string {
 func (*Metrics) ProtoMessage() {}
 
 func (x *Metrics) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[22]
+	mi := &file_nstance_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +2014,7 @@ func (x *Metrics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metrics.ProtoReflect.Descriptor instead.
 func (*Metrics) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Metrics) GetCpu() float64 {
@@ -1951,7 +2082,7 @@ type FileState struct {
 
 func (x *FileState) Reset() {
 	*x = FileState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2094,7 @@ func (x *FileState) String() string {
 func (*FileState) ProtoMessage() {}
 
 func (x *FileState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[23]
+	mi := &file_nstance_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2107,7 @@ func (x *FileState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileState.ProtoReflect.Descriptor instead.
 func (*FileState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FileState) GetName() string {
@@ -2026,7 +2157,7 @@ type KeyState struct {
 
 func (x *KeyState) Reset() {
 	*x = KeyState{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2169,7 @@ func (x *KeyState) String() string {
 func (*KeyState) ProtoMessage() {}
 
 func (x *KeyState) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[24]
+	mi := &file_nstance_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2182,7 @@ func (x *KeyState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyState.ProtoReflect.Descriptor instead.
 func (*KeyState) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *KeyState) GetName() string {
@@ -2089,7 +2220,7 @@ type TerminationNotice struct {
 
 func (x *TerminationNotice) Reset() {
 	*x = TerminationNotice{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2232,7 @@ func (x *TerminationNotice) String() string {
 func (*TerminationNotice) ProtoMessage() {}
 
 func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[25]
+	mi := &file_nstance_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2245,7 @@ func (x *TerminationNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminationNotice.ProtoReflect.Descriptor instead.
 func (*TerminationNotice) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TerminationNotice) GetKind() string {
@@ -2149,7 +2280,7 @@ type Recommendation struct {
 
 func (x *Recommendation) Reset() {
 	*x = Recommendation{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[26]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2292,7 @@ func (x *Recommendation) String() string {
 func (*Recommendation) ProtoMessage() {}
 
 func (x *Recommendation) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[26]
+	mi := &file_nstance_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2305,7 @@ func (x *Recommendation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recommendation.ProtoReflect.Descriptor instead.
 func (*Recommendation) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Recommendation) GetReplace() bool {
@@ -2198,7 +2329,7 @@ type Maintenance struct {
 
 func (x *Maintenance) Reset() {
 	*x = Maintenance{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[27]
+	mi := &file_nstance_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2341,7 @@ func (x *Maintenance) String() string {
 func (*Maintenance) ProtoMessage() {}
 
 func (x *Maintenance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[27]
+	mi := &file_nstance_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2354,7 @@ func (x *Maintenance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Maintenance.ProtoReflect.Descriptor instead.
 func (*Maintenance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Maintenance) GetKind() string {
@@ -2248,7 +2379,7 @@ type ReportHealthResponse struct {
 
 func (x *ReportHealthResponse) Reset() {
 	*x = ReportHealthResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[28]
+	mi := &file_nstance_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2391,7 @@ func (x *ReportHealthResponse) String() string {
 func (*ReportHealthResponse) ProtoMessage() {}
 
 func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[28]
+	mi := &file_nstance_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2404,7 @@ func (x *ReportHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportHealthResponse.ProtoReflect.Descriptor instead.
 func (*ReportHealthResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 type AgentServiceRenewCertificateRequest struct {
@@ -2289,7 +2420,7 @@ type AgentServiceRenewCertificateRequest struct {
 
 func (x *AgentServiceRenewCertificateRequest) Reset() {
 	*x = AgentServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[29]
+	mi := &file_nstance_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2432,7 @@ func (x *AgentServiceRenewCertificateRequest) String() string {
 func (*AgentServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[29]
+	mi := &file_nstance_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2445,7 @@ func (x *AgentServiceRenewCertificateRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use AgentServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AgentServiceRenewCertificateRequest) GetInstanceId() string {
@@ -2342,7 +2473,7 @@ type AgentServiceRenewCertificateResponse struct {
 
 func (x *AgentServiceRenewCertificateResponse) Reset() {
 	*x = AgentServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_agent_proto_msgTypes[30]
+	mi := &file_nstance_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2485,7 @@ func (x *AgentServiceRenewCertificateResponse) String() string {
 func (*AgentServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_agent_proto_msgTypes[30]
+	mi := &file_nstance_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2498,7 @@ func (x *AgentServiceRenewCertificateResponse) ProtoReflect() protoreflect.Messa
 
 // Deprecated: Use AgentServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*AgentServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AgentServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -2413,7 +2544,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\tPublicKey\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pkix\x18\x02 \x01(\fR\x04pkix\"\x1a\n" +
-	"\x18SubmitPublicKeysResponse\"\xaa\x02\n" +
+	"\x18SubmitPublicKeysResponse\"\xc7\x02\n" +
 	"\x13ReceiveFilesRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12*\n" +
@@ -2424,7 +2555,8 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"with_drain\x18\x05 \x01(\bR\twithDrain\x12&\n" +
 	"\x0fwith_vm_numbers\x18\x06 \x01(\bR\rwithVmNumbers\x12\x1d\n" +
 	"\n" +
-	"vm_numbers\x18\a \x03(\x06R\tvmNumbers\"\xe7\x02\n" +
+	"vm_numbers\x18\a \x03(\x06R\tvmNumbers\x12\x1b\n" +
+	"\twith_role\x18\b \x01(\bR\bwithRole\"\x8f\x03\n" +
 	"\x14ReceiveFilesResponse\x12&\n" +
 	"\x04file\x18\x01 \x01(\v2\x10.nstance.v1.FileH\x00R\x04file\x121\n" +
 	"\x06commit\x18\x02 \x01(\v2\x17.nstance.v1.FilesCommitH\x00R\x06commit\x12G\n" +
@@ -2432,7 +2564,8 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\rhealth_checks\x18\x04 \x01(\v2\x18.nstance.v1.HealthChecksH\x00R\fhealthChecks\x12)\n" +
 	"\x05drain\x18\x05 \x01(\v2\x11.nstance.v1.DrainH\x00R\x05drain\x126\n" +
 	"\n" +
-	"vm_numbers\x18\x06 \x01(\v2\x15.nstance.v1.VmNumbersH\x00R\tvmNumbersB\a\n" +
+	"vm_numbers\x18\x06 \x01(\v2\x15.nstance.v1.VmNumbersH\x00R\tvmNumbers\x12&\n" +
+	"\x04role\x18\a \x01(\v2\x10.nstance.v1.RoleH\x00R\x04roleB\a\n" +
 	"\x05event\";\n" +
 	"\tVmNumbers\x12.\n" +
 	"\anumbers\x18\x01 \x03(\v2\x14.nstance.v1.VmNumberR\anumbers\"x\n" +
@@ -2447,7 +2580,9 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x16\n" +
 	"\x05value\x18\x02 \x01(\x01H\x00R\x05value\x12\x1a\n" +
 	"\aproblem\x18\x03 \x01(\tH\x00R\aproblemB\b\n" +
-	"\x06result\"\xa7\x01\n" +
+	"\x06result\"4\n" +
+	"\x04Role\x12,\n" +
+	"\x04role\x18\x01 \x01(\x0e2\x18.nstance.v1.InstanceRoleR\x04role\"\xa7\x01\n" +
 	"\x05Drain\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x127\n" +
 	"\tremaining\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12\x18\n" +
@@ -2482,7 +2617,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x03 \x03(\v2#.nstance.v1.FilesCommit.Sha256EntryR\x06sha256\x1a9\n" +
 	"\vSha256Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\a\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -2507,7 +2642,8 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x0erecommendation\x18\x13 \x01(\v2\x1a.nstance.v1.RecommendationR\x0erecommendation\x129\n" +
 	"\vmaintenance\x18\x14 \x01(\v2\x17.nstance.v1.MaintenanceR\vmaintenance\x128\n" +
 	"\n" +
-	"vm_numbers\x18\x15 \x03(\v2\x19.nstance.v1.VmNumberStateR\tvmNumbers\"#\n" +
+	"vm_numbers\x18\x15 \x03(\v2\x19.nstance.v1.VmNumberStateR\tvmNumbers\x12,\n" +
+	"\x04role\x18\x16 \x01(\x0e2\x18.nstance.v1.InstanceRoleR\x04role\"#\n" +
 	"\vDrainReport\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\"c\n" +
 	"\x11HealthCheckReport\x12\x18\n" +
@@ -2567,7 +2703,11 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\fKeyAlgorithm\x12\x1d\n" +
 	"\x19KEY_ALGORITHM_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15KEY_ALGORITHM_ED25519\x10\x01\x12\x1c\n" +
-	"\x18KEY_ALGORITHM_ECDSA_P256\x10\x02*\xa6\x01\n" +
+	"\x18KEY_ALGORITHM_ECDSA_P256\x10\x02*`\n" +
+	"\fInstanceRole\x12\x1d\n" +
+	"\x19INSTANCE_ROLE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13INSTANCE_ROLE_SPARE\x10\x01\x12\x18\n" +
+	"\x14INSTANCE_ROLE_MEMBER\x10\x02*\xa6\x01\n" +
 	"\x0eStoppingReason\x12\x1f\n" +
 	"\x1bSTOPPING_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19STOPPING_REASON_POWER_OFF\x10\x01\x12\x1a\n" +
@@ -2593,101 +2733,106 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 	return file_nstance_v1_agent_proto_rawDescData
 }
 
-var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
-	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
-	(HealthCheckState_Status)(0),                 // 2: nstance.v1.HealthCheckState.Status
-	(*KeyGenRequestsRequest)(nil),                // 3: nstance.v1.KeyGenRequestsRequest
-	(*KeyGenRequestsResponse)(nil),               // 4: nstance.v1.KeyGenRequestsResponse
-	(*KeyRequest)(nil),                           // 5: nstance.v1.KeyRequest
-	(*SubmitPublicKeysRequest)(nil),              // 6: nstance.v1.SubmitPublicKeysRequest
-	(*PublicKey)(nil),                            // 7: nstance.v1.PublicKey
-	(*SubmitPublicKeysResponse)(nil),             // 8: nstance.v1.SubmitPublicKeysResponse
-	(*ReceiveFilesRequest)(nil),                  // 9: nstance.v1.ReceiveFilesRequest
-	(*ReceiveFilesResponse)(nil),                 // 10: nstance.v1.ReceiveFilesResponse
-	(*VmNumbers)(nil),                            // 11: nstance.v1.VmNumbers
-	(*VmNumber)(nil),                             // 12: nstance.v1.VmNumber
-	(*VmNumberState)(nil),                        // 13: nstance.v1.VmNumberState
-	(*Drain)(nil),                                // 14: nstance.v1.Drain
-	(*HealthChecks)(nil),                         // 15: nstance.v1.HealthChecks
-	(*HealthCheck)(nil),                          // 16: nstance.v1.HealthCheck
-	(*ExecProbe)(nil),                            // 17: nstance.v1.ExecProbe
-	(*HttpProbe)(nil),                            // 18: nstance.v1.HttpProbe
-	(*File)(nil),                                 // 19: nstance.v1.File
-	(*FilesCommit)(nil),                          // 20: nstance.v1.FilesCommit
-	(*ReportHealthRequest)(nil),                  // 21: nstance.v1.ReportHealthRequest
-	(*DrainReport)(nil),                          // 22: nstance.v1.DrainReport
-	(*HealthCheckReport)(nil),                    // 23: nstance.v1.HealthCheckReport
-	(*HealthCheckState)(nil),                     // 24: nstance.v1.HealthCheckState
-	(*Metrics)(nil),                              // 25: nstance.v1.Metrics
-	(*FileState)(nil),                            // 26: nstance.v1.FileState
-	(*KeyState)(nil),                             // 27: nstance.v1.KeyState
-	(*TerminationNotice)(nil),                    // 28: nstance.v1.TerminationNotice
-	(*Recommendation)(nil),                       // 29: nstance.v1.Recommendation
-	(*Maintenance)(nil),                          // 30: nstance.v1.Maintenance
-	(*ReportHealthResponse)(nil),                 // 31: nstance.v1.ReportHealthResponse
-	(*AgentServiceRenewCertificateRequest)(nil),  // 32: nstance.v1.AgentServiceRenewCertificateRequest
-	(*AgentServiceRenewCertificateResponse)(nil), // 33: nstance.v1.AgentServiceRenewCertificateResponse
-	nil,                           // 34: nstance.v1.FilesCommit.Sha256Entry
-	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(InstanceRole)(0),                            // 1: nstance.v1.InstanceRole
+	(StoppingReason)(0),                          // 2: nstance.v1.StoppingReason
+	(HealthCheckState_Status)(0),                 // 3: nstance.v1.HealthCheckState.Status
+	(*KeyGenRequestsRequest)(nil),                // 4: nstance.v1.KeyGenRequestsRequest
+	(*KeyGenRequestsResponse)(nil),               // 5: nstance.v1.KeyGenRequestsResponse
+	(*KeyRequest)(nil),                           // 6: nstance.v1.KeyRequest
+	(*SubmitPublicKeysRequest)(nil),              // 7: nstance.v1.SubmitPublicKeysRequest
+	(*PublicKey)(nil),                            // 8: nstance.v1.PublicKey
+	(*SubmitPublicKeysResponse)(nil),             // 9: nstance.v1.SubmitPublicKeysResponse
+	(*ReceiveFilesRequest)(nil),                  // 10: nstance.v1.ReceiveFilesRequest
+	(*ReceiveFilesResponse)(nil),                 // 11: nstance.v1.ReceiveFilesResponse
+	(*VmNumbers)(nil),                            // 12: nstance.v1.VmNumbers
+	(*VmNumber)(nil),                             // 13: nstance.v1.VmNumber
+	(*VmNumberState)(nil),                        // 14: nstance.v1.VmNumberState
+	(*Role)(nil),                                 // 15: nstance.v1.Role
+	(*Drain)(nil),                                // 16: nstance.v1.Drain
+	(*HealthChecks)(nil),                         // 17: nstance.v1.HealthChecks
+	(*HealthCheck)(nil),                          // 18: nstance.v1.HealthCheck
+	(*ExecProbe)(nil),                            // 19: nstance.v1.ExecProbe
+	(*HttpProbe)(nil),                            // 20: nstance.v1.HttpProbe
+	(*File)(nil),                                 // 21: nstance.v1.File
+	(*FilesCommit)(nil),                          // 22: nstance.v1.FilesCommit
+	(*ReportHealthRequest)(nil),                  // 23: nstance.v1.ReportHealthRequest
+	(*DrainReport)(nil),                          // 24: nstance.v1.DrainReport
+	(*HealthCheckReport)(nil),                    // 25: nstance.v1.HealthCheckReport
+	(*HealthCheckState)(nil),                     // 26: nstance.v1.HealthCheckState
+	(*Metrics)(nil),                              // 27: nstance.v1.Metrics
+	(*FileState)(nil),                            // 28: nstance.v1.FileState
+	(*KeyState)(nil),                             // 29: nstance.v1.KeyState
+	(*TerminationNotice)(nil),                    // 30: nstance.v1.TerminationNotice
+	(*Recommendation)(nil),                       // 31: nstance.v1.Recommendation
+	(*Maintenance)(nil),                          // 32: nstance.v1.Maintenance
+	(*ReportHealthResponse)(nil),                 // 33: nstance.v1.ReportHealthResponse
+	(*AgentServiceRenewCertificateRequest)(nil),  // 34: nstance.v1.AgentServiceRenewCertificateRequest
+	(*AgentServiceRenewCertificateResponse)(nil), // 35: nstance.v1.AgentServiceRenewCertificateResponse
+	nil,                           // 36: nstance.v1.FilesCommit.Sha256Entry
+	(*durationpb.Duration)(nil),   // 37: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
-	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
+	6,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
 	0,  // 1: nstance.v1.KeyRequest.algorithm:type_name -> nstance.v1.KeyAlgorithm
-	7,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
-	19, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
-	20, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
-	4,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
-	15, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
-	14, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
-	11, // 8: nstance.v1.ReceiveFilesResponse.vm_numbers:type_name -> nstance.v1.VmNumbers
-	12, // 9: nstance.v1.VmNumbers.numbers:type_name -> nstance.v1.VmNumber
-	35, // 10: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
-	35, // 11: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
-	16, // 12: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
-	17, // 13: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
-	18, // 14: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
-	35, // 15: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
-	35, // 16: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
-	35, // 17: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
-	34, // 18: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
-	35, // 19: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	25, // 20: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	26, // 21: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	27, // 22: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	28, // 23: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 24: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	23, // 25: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
-	22, // 26: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
-	29, // 27: nstance.v1.ReportHealthRequest.recommendation:type_name -> nstance.v1.Recommendation
-	30, // 28: nstance.v1.ReportHealthRequest.maintenance:type_name -> nstance.v1.Maintenance
-	13, // 29: nstance.v1.ReportHealthRequest.vm_numbers:type_name -> nstance.v1.VmNumberState
-	24, // 30: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
-	2,  // 31: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
-	36, // 32: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	36, // 33: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	36, // 34: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	35, // 35: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
-	36, // 36: nstance.v1.Maintenance.begins:type_name -> google.protobuf.Timestamp
-	36, // 37: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 38: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	6,  // 39: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	9,  // 40: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	21, // 41: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	32, // 42: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	4,  // 43: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	8,  // 44: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	10, // 45: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	31, // 46: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	33, // 47: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	43, // [43:48] is the sub-list for method output_type
-	38, // [38:43] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	8,  // 2: nstance.v1.SubmitPublicKeysRequest.keys:type_name -> nstance.v1.PublicKey
+	21, // 3: nstance.v1.ReceiveFilesResponse.file:type_name -> nstance.v1.File
+	22, // 4: nstance.v1.ReceiveFilesResponse.commit:type_name -> nstance.v1.FilesCommit
+	5,  // 5: nstance.v1.ReceiveFilesResponse.key_requests:type_name -> nstance.v1.KeyGenRequestsResponse
+	17, // 6: nstance.v1.ReceiveFilesResponse.health_checks:type_name -> nstance.v1.HealthChecks
+	16, // 7: nstance.v1.ReceiveFilesResponse.drain:type_name -> nstance.v1.Drain
+	12, // 8: nstance.v1.ReceiveFilesResponse.vm_numbers:type_name -> nstance.v1.VmNumbers
+	15, // 9: nstance.v1.ReceiveFilesResponse.role:type_name -> nstance.v1.Role
+	13, // 10: nstance.v1.VmNumbers.numbers:type_name -> nstance.v1.VmNumber
+	1,  // 11: nstance.v1.Role.role:type_name -> nstance.v1.InstanceRole
+	37, // 12: nstance.v1.Drain.remaining:type_name -> google.protobuf.Duration
+	37, // 13: nstance.v1.Drain.timeout:type_name -> google.protobuf.Duration
+	18, // 14: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
+	19, // 15: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
+	20, // 16: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
+	37, // 17: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	37, // 18: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	37, // 19: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	36, // 20: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
+	37, // 21: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	27, // 22: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	28, // 23: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	29, // 24: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	30, // 25: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	2,  // 26: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	25, // 27: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
+	24, // 28: nstance.v1.ReportHealthRequest.drain:type_name -> nstance.v1.DrainReport
+	31, // 29: nstance.v1.ReportHealthRequest.recommendation:type_name -> nstance.v1.Recommendation
+	32, // 30: nstance.v1.ReportHealthRequest.maintenance:type_name -> nstance.v1.Maintenance
+	14, // 31: nstance.v1.ReportHealthRequest.vm_numbers:type_name -> nstance.v1.VmNumberState
+	1,  // 32: nstance.v1.ReportHealthRequest.role:type_name -> nstance.v1.InstanceRole
+	26, // 33: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	3,  // 34: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	38, // 35: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	38, // 36: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	38, // 37: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	37, // 38: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
+	38, // 39: nstance.v1.Maintenance.begins:type_name -> google.protobuf.Timestamp
+	38, // 40: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	4,  // 41: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	7,  // 42: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	10, // 43: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	23, // 44: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	34, // 45: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	5,  // 46: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	9,  // 47: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	11, // 48: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	33, // 49: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	35, // 50: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	46, // [46:51] is the sub-list for method output_type
+	41, // [41:46] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -2702,6 +2847,7 @@ func file_nstance_v1_agent_proto_init() {
 		(*ReceiveFilesResponse_HealthChecks)(nil),
 		(*ReceiveFilesResponse_Drain)(nil),
 		(*ReceiveFilesResponse_VmNumbers)(nil),
+		(*ReceiveFilesResponse_Role)(nil),
 	}
 	file_nstance_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
 		(*VmNumber_Metric)(nil),
@@ -2711,18 +2857,18 @@ func file_nstance_v1_agent_proto_init() {
 		(*VmNumberState_Value)(nil),
 		(*VmNumberState_Problem)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[13].OneofWrappers = []any{
+	file_nstance_v1_agent_proto_msgTypes[14].OneofWrappers = []any{
 		(*HealthCheck_Exec)(nil),
 		(*HealthCheck_Http)(nil),
 	}
-	file_nstance_v1_agent_proto_msgTypes[22].OneofWrappers = []any{}
+	file_nstance_v1_agent_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   32,
+			NumEnums:      4,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

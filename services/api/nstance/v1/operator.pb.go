@@ -124,7 +124,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66, 0}
 }
 
 type InstanceEvent_Type int32
@@ -154,6 +154,8 @@ const (
 	// The instance failed. It is preserved with its VM, and no longer counts towards the size. The reason says how it
 	// failed.
 	InstanceEvent_TYPE_PRESERVED InstanceEvent_Type = 16
+	// The instance was a warm spare, and is a member of its group now.
+	InstanceEvent_TYPE_PROMOTED InstanceEvent_Type = 17
 )
 
 // Enum value maps for InstanceEvent_Type.
@@ -176,6 +178,7 @@ var (
 		14: "TYPE_RECOMMENDATION",
 		15: "TYPE_MAINTENANCE",
 		16: "TYPE_PRESERVED",
+		17: "TYPE_PROMOTED",
 	}
 	InstanceEvent_Type_value = map[string]int32{
 		"TYPE_UNSPECIFIED":      0,
@@ -195,6 +198,7 @@ var (
 		"TYPE_RECOMMENDATION":   14,
 		"TYPE_MAINTENANCE":      15,
 		"TYPE_PRESERVED":        16,
+		"TYPE_PROMOTED":         17,
 	}
 )
 
@@ -222,7 +226,7 @@ func (x InstanceEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InstanceEvent_Type.Descriptor instead.
 func (InstanceEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69, 0}
 }
 
 type GetConfigStatusRequest struct {
@@ -1308,7 +1312,9 @@ type GroupStatus struct {
 	// What the group waits for. Not set: nothing is awaited, or the group has not been planned yet.
 	Wait *Wait `protobuf:"bytes,42,opt,name=wait,proto3" json:"wait,omitempty"`
 	// What the leader last decided about the size. Set only if the leader chooses it (scaling).
-	Scaling       *GroupScaling `protobuf:"bytes,45,opt,name=scaling,proto3" json:"scaling,omitempty"`
+	Scaling *GroupScaling `protobuf:"bytes,45,opt,name=scaling,proto3" json:"scaling,omitempty"`
+	// The group's warm spares. Set only if the group has or wants some.
+	Spares        *GroupSpares `protobuf:"bytes,46,opt,name=spares,proto3" json:"spares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1539,6 +1545,85 @@ func (x *GroupStatus) GetScaling() *GroupScaling {
 	return nil
 }
 
+func (x *GroupStatus) GetSpares() *GroupSpares {
+	if x != nil {
+		return x.Spares
+	}
+	return nil
+}
+
+// GroupSpares counts the warm spares of a group. They are not in actual_size.
+type GroupSpares struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Spares that the configuration asks for.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Spares that exist, and those among them that can become members now.
+	Actual uint32 `protobuf:"varint,2,opt,name=actual,proto3" json:"actual,omitempty"`
+	Ready  uint32 `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
+	// How the spares wait: running.
+	State         string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSpares) Reset() {
+	*x = GroupSpares{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSpares) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSpares) ProtoMessage() {}
+
+func (x *GroupSpares) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSpares.ProtoReflect.Descriptor instead.
+func (*GroupSpares) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GroupSpares) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *GroupSpares) GetActual() uint32 {
+	if x != nil {
+		return x.Actual
+	}
+	return 0
+}
+
+func (x *GroupSpares) GetReady() uint32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *GroupSpares) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
 // GroupScaling is the leader's last choice of a group's size by its metrics.
 type GroupScaling struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1559,7 +1644,7 @@ type GroupScaling struct {
 
 func (x *GroupScaling) Reset() {
 	*x = GroupScaling{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1656,7 @@ func (x *GroupScaling) String() string {
 func (*GroupScaling) ProtoMessage() {}
 
 func (x *GroupScaling) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1669,7 @@ func (x *GroupScaling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupScaling.ProtoReflect.Descriptor instead.
 func (*GroupScaling) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GroupScaling) GetWhy() string {
@@ -1648,7 +1733,7 @@ type ScalingMetric struct {
 
 func (x *ScalingMetric) Reset() {
 	*x = ScalingMetric{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1745,7 @@ func (x *ScalingMetric) String() string {
 func (*ScalingMetric) ProtoMessage() {}
 
 func (x *ScalingMetric) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1758,7 @@ func (x *ScalingMetric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScalingMetric.ProtoReflect.Descriptor instead.
 func (*ScalingMetric) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ScalingMetric) GetName() string {
@@ -1735,7 +1820,7 @@ type Wait struct {
 
 func (x *Wait) Reset() {
 	*x = Wait{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1832,7 @@ func (x *Wait) String() string {
 func (*Wait) ProtoMessage() {}
 
 func (x *Wait) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1845,7 @@ func (x *Wait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wait.ProtoReflect.Descriptor instead.
 func (*Wait) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Wait) GetText() string {
@@ -1806,7 +1891,7 @@ type WaitPart struct {
 
 func (x *WaitPart) Reset() {
 	*x = WaitPart{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1903,7 @@ func (x *WaitPart) String() string {
 func (*WaitPart) ProtoMessage() {}
 
 func (x *WaitPart) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1916,7 @@ func (x *WaitPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitPart.ProtoReflect.Descriptor instead.
 func (*WaitPart) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WaitPart) GetText() string {
@@ -1870,7 +1955,7 @@ type RolloutProgress struct {
 
 func (x *RolloutProgress) Reset() {
 	*x = RolloutProgress{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1882,7 +1967,7 @@ func (x *RolloutProgress) String() string {
 func (*RolloutProgress) ProtoMessage() {}
 
 func (x *RolloutProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1895,7 +1980,7 @@ func (x *RolloutProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutProgress.ProtoReflect.Descriptor instead.
 func (*RolloutProgress) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RolloutProgress) GetSince() *timestamppb.Timestamp {
@@ -1936,7 +2021,7 @@ type GroupHalt struct {
 
 func (x *GroupHalt) Reset() {
 	*x = GroupHalt{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2033,7 @@ func (x *GroupHalt) String() string {
 func (*GroupHalt) ProtoMessage() {}
 
 func (x *GroupHalt) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2046,7 @@ func (x *GroupHalt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupHalt.ProtoReflect.Descriptor instead.
 func (*GroupHalt) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GroupHalt) GetAt() *timestamppb.Timestamp {
@@ -2013,7 +2098,7 @@ type GroupOverride struct {
 
 func (x *GroupOverride) Reset() {
 	*x = GroupOverride{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2110,7 @@ func (x *GroupOverride) String() string {
 func (*GroupOverride) ProtoMessage() {}
 
 func (x *GroupOverride) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2123,7 @@ func (x *GroupOverride) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupOverride.ProtoReflect.Descriptor instead.
 func (*GroupOverride) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GroupOverride) GetPath() string {
@@ -2114,7 +2199,7 @@ type UpsertGroupRequest struct {
 
 func (x *UpsertGroupRequest) Reset() {
 	*x = UpsertGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2211,7 @@ func (x *UpsertGroupRequest) String() string {
 func (*UpsertGroupRequest) ProtoMessage() {}
 
 func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2224,7 @@ func (x *UpsertGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpsertGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpsertGroupRequest) GetGroup() string {
@@ -2200,7 +2285,7 @@ type UpsertGroupResponse struct {
 
 func (x *UpsertGroupResponse) Reset() {
 	*x = UpsertGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2297,7 @@ func (x *UpsertGroupResponse) String() string {
 func (*UpsertGroupResponse) ProtoMessage() {}
 
 func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2310,7 @@ func (x *UpsertGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpsertGroupResponse.ProtoReflect.Descriptor instead.
 func (*UpsertGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpsertGroupResponse) GetGroup() *GroupStatus {
@@ -2245,7 +2330,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2342,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2355,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -2297,7 +2382,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2394,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2407,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteGroupResponse) GetRestoredStatic() bool {
@@ -2341,7 +2426,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2438,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2451,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PauseGroupRequest) GetGroup() string {
@@ -2385,7 +2470,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2482,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2495,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PauseGroupResponse) GetGroup() *GroupStatus {
@@ -2429,7 +2514,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2526,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2539,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResumeGroupRequest) GetGroup() string {
@@ -2473,7 +2558,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2570,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2583,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *GroupStatus {
@@ -2517,7 +2602,7 @@ type RollGroupRequest struct {
 
 func (x *RollGroupRequest) Reset() {
 	*x = RollGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +2614,7 @@ func (x *RollGroupRequest) String() string {
 func (*RollGroupRequest) ProtoMessage() {}
 
 func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +2627,7 @@ func (x *RollGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupRequest.ProtoReflect.Descriptor instead.
 func (*RollGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RollGroupRequest) GetGroup() string {
@@ -2561,7 +2646,7 @@ type RollGroupResponse struct {
 
 func (x *RollGroupResponse) Reset() {
 	*x = RollGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2573,7 +2658,7 @@ func (x *RollGroupResponse) String() string {
 func (*RollGroupResponse) ProtoMessage() {}
 
 func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2586,7 +2671,7 @@ func (x *RollGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollGroupResponse.ProtoReflect.Descriptor instead.
 func (*RollGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RollGroupResponse) GetGroup() *GroupStatus {
@@ -2608,7 +2693,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2705,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2718,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainGroupRequest) GetGroup() string {
@@ -2687,7 +2772,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2784,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2797,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExplainGroupResponse) GetPlannedAt() *timestamppb.Timestamp {
@@ -2845,7 +2930,7 @@ type PlannedAction struct {
 
 func (x *PlannedAction) Reset() {
 	*x = PlannedAction{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +2942,7 @@ func (x *PlannedAction) String() string {
 func (*PlannedAction) ProtoMessage() {}
 
 func (x *PlannedAction) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +2955,7 @@ func (x *PlannedAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAction.ProtoReflect.Descriptor instead.
 func (*PlannedAction) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlannedAction) GetKind() string {
@@ -2947,7 +3032,7 @@ type InstanceVerdict struct {
 
 func (x *InstanceVerdict) Reset() {
 	*x = InstanceVerdict{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3044,7 @@ func (x *InstanceVerdict) String() string {
 func (*InstanceVerdict) ProtoMessage() {}
 
 func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3057,7 @@ func (x *InstanceVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceVerdict.ProtoReflect.Descriptor instead.
 func (*InstanceVerdict) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *InstanceVerdict) GetInstanceId() string {
@@ -3069,7 +3154,7 @@ type GetScalingHistoryRequest struct {
 
 func (x *GetScalingHistoryRequest) Reset() {
 	*x = GetScalingHistoryRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3166,7 @@ func (x *GetScalingHistoryRequest) String() string {
 func (*GetScalingHistoryRequest) ProtoMessage() {}
 
 func (x *GetScalingHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[38]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3179,7 @@ func (x *GetScalingHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetScalingHistoryRequest.ProtoReflect.Descriptor instead.
 func (*GetScalingHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetScalingHistoryRequest) GetGroup() string {
@@ -3118,7 +3203,7 @@ type GetScalingHistoryResponse struct {
 
 func (x *GetScalingHistoryResponse) Reset() {
 	*x = GetScalingHistoryResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +3215,7 @@ func (x *GetScalingHistoryResponse) String() string {
 func (*GetScalingHistoryResponse) ProtoMessage() {}
 
 func (x *GetScalingHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[39]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +3228,7 @@ func (x *GetScalingHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetScalingHistoryResponse.ProtoReflect.Descriptor instead.
 func (*GetScalingHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetScalingHistoryResponse) GetPoints() []*ScalingPoint {
@@ -3189,7 +3274,7 @@ type ScalingPoint struct {
 
 func (x *ScalingPoint) Reset() {
 	*x = ScalingPoint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3286,7 @@ func (x *ScalingPoint) String() string {
 func (*ScalingPoint) ProtoMessage() {}
 
 func (x *ScalingPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[40]
+	mi := &file_nstance_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3299,7 @@ func (x *ScalingPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScalingPoint.ProtoReflect.Descriptor instead.
 func (*ScalingPoint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ScalingPoint) GetAt() *timestamppb.Timestamp {
@@ -3268,7 +3353,7 @@ type ExplainChangeRequest struct {
 
 func (x *ExplainChangeRequest) Reset() {
 	*x = ExplainChangeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3365,7 @@ func (x *ExplainChangeRequest) String() string {
 func (*ExplainChangeRequest) ProtoMessage() {}
 
 func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[41]
+	mi := &file_nstance_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3378,7 @@ func (x *ExplainChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainChangeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExplainChangeRequest) GetChange() isExplainChangeRequest_Change {
@@ -3476,7 +3561,7 @@ type ExplainChangeResponse struct {
 
 func (x *ExplainChangeResponse) Reset() {
 	*x = ExplainChangeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3488,7 +3573,7 @@ func (x *ExplainChangeResponse) String() string {
 func (*ExplainChangeResponse) ProtoMessage() {}
 
 func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[42]
+	mi := &file_nstance_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3501,7 +3586,7 @@ func (x *ExplainChangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainChangeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainChangeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainChangeResponse) GetGroups() []*GroupChange {
@@ -3554,7 +3639,7 @@ type GroupChange struct {
 
 func (x *GroupChange) Reset() {
 	*x = GroupChange{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3651,7 @@ func (x *GroupChange) String() string {
 func (*GroupChange) ProtoMessage() {}
 
 func (x *GroupChange) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[43]
+	mi := &file_nstance_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3664,7 @@ func (x *GroupChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupChange.ProtoReflect.Descriptor instead.
 func (*GroupChange) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GroupChange) GetBefore() *GroupStatus {
@@ -3616,7 +3701,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +3713,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[44]
+	mi := &file_nstance_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +3726,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateInstanceRequest) GetGroup() string {
@@ -3681,7 +3766,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3778,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[45]
+	mi := &file_nstance_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3791,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateInstanceResponse) GetInstance() *InstanceStatus {
@@ -3732,7 +3817,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +3829,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[46]
+	mi := &file_nstance_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +3842,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -3799,7 +3884,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +3896,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[47]
+	mi := &file_nstance_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +3909,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteInstanceResponse) GetInstance() *InstanceStatus {
@@ -3852,7 +3937,7 @@ type ProtectInstanceRequest struct {
 
 func (x *ProtectInstanceRequest) Reset() {
 	*x = ProtectInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3864,7 +3949,7 @@ func (x *ProtectInstanceRequest) String() string {
 func (*ProtectInstanceRequest) ProtoMessage() {}
 
 func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[48]
+	mi := &file_nstance_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3877,7 +3962,7 @@ func (x *ProtectInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ProtectInstanceRequest) GetInstanceId() string {
@@ -3903,7 +3988,7 @@ type ProtectInstanceResponse struct {
 
 func (x *ProtectInstanceResponse) Reset() {
 	*x = ProtectInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3915,7 +4000,7 @@ func (x *ProtectInstanceResponse) String() string {
 func (*ProtectInstanceResponse) ProtoMessage() {}
 
 func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[49]
+	mi := &file_nstance_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3928,7 +4013,7 @@ func (x *ProtectInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ProtectInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ProtectInstanceResponse) GetInstance() *InstanceStatus {
@@ -3947,7 +4032,7 @@ type ReleaseInstanceRequest struct {
 
 func (x *ReleaseInstanceRequest) Reset() {
 	*x = ReleaseInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4044,7 @@ func (x *ReleaseInstanceRequest) String() string {
 func (*ReleaseInstanceRequest) ProtoMessage() {}
 
 func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[50]
+	mi := &file_nstance_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4057,7 @@ func (x *ReleaseInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReleaseInstanceRequest) GetInstanceId() string {
@@ -3991,7 +4076,7 @@ type ReleaseInstanceResponse struct {
 
 func (x *ReleaseInstanceResponse) Reset() {
 	*x = ReleaseInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4088,7 @@ func (x *ReleaseInstanceResponse) String() string {
 func (*ReleaseInstanceResponse) ProtoMessage() {}
 
 func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[51]
+	mi := &file_nstance_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4101,7 @@ func (x *ReleaseInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseInstanceResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReleaseInstanceResponse) GetInstance() *InstanceStatus {
@@ -4035,7 +4120,7 @@ type GetInstanceTypeRequest struct {
 
 func (x *GetInstanceTypeRequest) Reset() {
 	*x = GetInstanceTypeRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4132,7 @@ func (x *GetInstanceTypeRequest) String() string {
 func (*GetInstanceTypeRequest) ProtoMessage() {}
 
 func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[52]
+	mi := &file_nstance_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4060,7 +4145,7 @@ func (x *GetInstanceTypeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetInstanceTypeRequest) GetInstanceType() string {
@@ -4081,7 +4166,7 @@ type GetInstanceTypeResponse struct {
 
 func (x *GetInstanceTypeResponse) Reset() {
 	*x = GetInstanceTypeResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4093,7 +4178,7 @@ func (x *GetInstanceTypeResponse) String() string {
 func (*GetInstanceTypeResponse) ProtoMessage() {}
 
 func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[53]
+	mi := &file_nstance_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4106,7 +4191,7 @@ func (x *GetInstanceTypeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceTypeResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceTypeResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetInstanceTypeResponse) GetCpus() uint32 {
@@ -4134,7 +4219,7 @@ type GetInstanceConsoleRequest struct {
 
 func (x *GetInstanceConsoleRequest) Reset() {
 	*x = GetInstanceConsoleRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4146,7 +4231,7 @@ func (x *GetInstanceConsoleRequest) String() string {
 func (*GetInstanceConsoleRequest) ProtoMessage() {}
 
 func (x *GetInstanceConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[54]
+	mi := &file_nstance_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4159,7 +4244,7 @@ func (x *GetInstanceConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetInstanceConsoleRequest) GetInstanceId() string {
@@ -4188,7 +4273,7 @@ type GetInstanceConsoleResponse struct {
 
 func (x *GetInstanceConsoleResponse) Reset() {
 	*x = GetInstanceConsoleResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4285,7 @@ func (x *GetInstanceConsoleResponse) String() string {
 func (*GetInstanceConsoleResponse) ProtoMessage() {}
 
 func (x *GetInstanceConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[55]
+	mi := &file_nstance_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4298,7 @@ func (x *GetInstanceConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetInstanceConsoleResponse) GetText() string {
@@ -4239,7 +4324,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4251,7 +4336,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[56]
+	mi := &file_nstance_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4264,7 +4349,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -4283,7 +4368,7 @@ type GetInstanceStatusResponse struct {
 
 func (x *GetInstanceStatusResponse) Reset() {
 	*x = GetInstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4295,7 +4380,7 @@ func (x *GetInstanceStatusResponse) String() string {
 func (*GetInstanceStatusResponse) ProtoMessage() {}
 
 func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[57]
+	mi := &file_nstance_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4308,7 +4393,7 @@ func (x *GetInstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetInstanceStatusResponse) GetInstance() *InstanceStatus {
@@ -4334,7 +4419,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4431,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[58]
+	mi := &file_nstance_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4444,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListInstancesRequest) GetGroup() string {
@@ -4401,7 +4486,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +4498,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[59]
+	mi := &file_nstance_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +4511,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*InstanceStatus {
@@ -4493,14 +4578,18 @@ type InstanceStatus struct {
 	// How the preserved instance failed.
 	PreserveReason string `protobuf:"bytes,38,opt,name=preserve_reason,json=preserveReason,proto3" json:"preserve_reason,omitempty"`
 	// The numbers of the instance that decide on the size of its group (scaling).
-	Scaling       []*ScalingMetric `protobuf:"bytes,39,rep,name=scaling,proto3" json:"scaling,omitempty"`
+	Scaling []*ScalingMetric `protobuf:"bytes,39,rep,name=scaling,proto3" json:"scaling,omitempty"`
+	// True while the instance is a warm spare: it does not count towards the size, and is in no load balancer.
+	Spare bool `protobuf:"varint,40,opt,name=spare,proto3" json:"spare,omitempty"`
+	// When the instance, which was created as a spare, became a member of its group.
+	PromotedAt    *timestamppb.Timestamp `protobuf:"bytes,41,opt,name=promoted_at,json=promotedAt,proto3" json:"promoted_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InstanceStatus) Reset() {
 	*x = InstanceStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4601,7 @@ func (x *InstanceStatus) String() string {
 func (*InstanceStatus) ProtoMessage() {}
 
 func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[60]
+	mi := &file_nstance_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4614,7 @@ func (x *InstanceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatus.ProtoReflect.Descriptor instead.
 func (*InstanceStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InstanceStatus) GetInstanceId() string {
@@ -4787,6 +4876,20 @@ func (x *InstanceStatus) GetScaling() []*ScalingMetric {
 	return nil
 }
 
+func (x *InstanceStatus) GetSpare() bool {
+	if x != nil {
+		return x.Spare
+	}
+	return false
+}
+
+func (x *InstanceStatus) GetPromotedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PromotedAt
+	}
+	return nil
+}
+
 type AcknowledgeDrainedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
@@ -4796,7 +4899,7 @@ type AcknowledgeDrainedRequest struct {
 
 func (x *AcknowledgeDrainedRequest) Reset() {
 	*x = AcknowledgeDrainedRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4808,7 +4911,7 @@ func (x *AcknowledgeDrainedRequest) String() string {
 func (*AcknowledgeDrainedRequest) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[61]
+	mi := &file_nstance_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4821,7 +4924,7 @@ func (x *AcknowledgeDrainedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AcknowledgeDrainedRequest) GetInstanceId() string {
@@ -4839,7 +4942,7 @@ type AcknowledgeDrainedResponse struct {
 
 func (x *AcknowledgeDrainedResponse) Reset() {
 	*x = AcknowledgeDrainedResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4851,7 +4954,7 @@ func (x *AcknowledgeDrainedResponse) String() string {
 func (*AcknowledgeDrainedResponse) ProtoMessage() {}
 
 func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[62]
+	mi := &file_nstance_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4864,7 +4967,7 @@ func (x *AcknowledgeDrainedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeDrainedResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeDrainedResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 type WatchGroupsRequest struct {
@@ -4875,7 +4978,7 @@ type WatchGroupsRequest struct {
 
 func (x *WatchGroupsRequest) Reset() {
 	*x = WatchGroupsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4887,7 +4990,7 @@ func (x *WatchGroupsRequest) String() string {
 func (*WatchGroupsRequest) ProtoMessage() {}
 
 func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[63]
+	mi := &file_nstance_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4900,7 +5003,7 @@ func (x *WatchGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsRequest.ProtoReflect.Descriptor instead.
 func (*WatchGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 type WatchGroupsResponse struct {
@@ -4912,7 +5015,7 @@ type WatchGroupsResponse struct {
 
 func (x *WatchGroupsResponse) Reset() {
 	*x = WatchGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4924,7 +5027,7 @@ func (x *WatchGroupsResponse) String() string {
 func (*WatchGroupsResponse) ProtoMessage() {}
 
 func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[64]
+	mi := &file_nstance_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4937,7 +5040,7 @@ func (x *WatchGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGroupsResponse.ProtoReflect.Descriptor instead.
 func (*WatchGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WatchGroupsResponse) GetEvent() *GroupEvent {
@@ -4960,7 +5063,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4972,7 +5075,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[65]
+	mi := &file_nstance_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4985,7 +5088,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -5020,7 +5123,7 @@ type WatchInstancesRequest struct {
 
 func (x *WatchInstancesRequest) Reset() {
 	*x = WatchInstancesRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5032,7 +5135,7 @@ func (x *WatchInstancesRequest) String() string {
 func (*WatchInstancesRequest) ProtoMessage() {}
 
 func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[66]
+	mi := &file_nstance_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5045,7 +5148,7 @@ func (x *WatchInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesRequest.ProtoReflect.Descriptor instead.
 func (*WatchInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchInstancesRequest) GetObserve() bool {
@@ -5064,7 +5167,7 @@ type WatchInstancesResponse struct {
 
 func (x *WatchInstancesResponse) Reset() {
 	*x = WatchInstancesResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5179,7 @@ func (x *WatchInstancesResponse) String() string {
 func (*WatchInstancesResponse) ProtoMessage() {}
 
 func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[67]
+	mi := &file_nstance_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5192,7 @@ func (x *WatchInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchInstancesResponse.ProtoReflect.Descriptor instead.
 func (*WatchInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchInstancesResponse) GetEvent() *InstanceEvent {
@@ -5107,7 +5210,7 @@ type InstanceEvent struct {
 	// With TYPE_PENDING_DELETION and TYPE_PRESERVED: when the drain ends at the latest.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	At       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
-	// With TYPE_CREATING: the instance that this one replaces, if any.
+	// With TYPE_CREATING and TYPE_PROMOTED: the instance that this one replaces, if any.
 	Replaces string `protobuf:"bytes,6,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	// With TYPE_PENDING_DELETION: true if the leader waits for a drain and a call of AcknowledgeDrained. With
 	// TYPE_PRESERVED: true if the instance's node must be drained.
@@ -5121,7 +5224,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5133,7 +5236,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[68]
+	mi := &file_nstance_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5146,7 +5249,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InstanceEvent) GetType() InstanceEvent_Type {
@@ -5213,7 +5316,7 @@ type WatchErrorsRequest struct {
 
 func (x *WatchErrorsRequest) Reset() {
 	*x = WatchErrorsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5225,7 +5328,7 @@ func (x *WatchErrorsRequest) String() string {
 func (*WatchErrorsRequest) ProtoMessage() {}
 
 func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[69]
+	mi := &file_nstance_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5238,7 +5341,7 @@ func (x *WatchErrorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchErrorsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 type WatchErrorsResponse struct {
@@ -5250,7 +5353,7 @@ type WatchErrorsResponse struct {
 
 func (x *WatchErrorsResponse) Reset() {
 	*x = WatchErrorsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5262,7 +5365,7 @@ func (x *WatchErrorsResponse) String() string {
 func (*WatchErrorsResponse) ProtoMessage() {}
 
 func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[70]
+	mi := &file_nstance_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5275,7 +5378,7 @@ func (x *WatchErrorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchErrorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchErrorsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *WatchErrorsResponse) GetEvent() *ErrorEvent {
@@ -5301,7 +5404,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5416,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[71]
+	mi := &file_nstance_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5429,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ErrorEvent) GetKind() string {
@@ -5386,7 +5489,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5398,7 +5501,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[72]
+	mi := &file_nstance_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5411,7 +5514,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EventFilter) GetGroup() string {
@@ -5463,7 +5566,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5475,7 +5578,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[73]
+	mi := &file_nstance_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5488,7 +5591,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListEventsRequest) GetFilter() *EventFilter {
@@ -5530,7 +5633,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5645,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[74]
+	mi := &file_nstance_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5658,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{74}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListEventsResponse) GetEvents() []*JournalEvent {
@@ -5583,7 +5686,7 @@ type FollowEventsRequest struct {
 
 func (x *FollowEventsRequest) Reset() {
 	*x = FollowEventsRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5595,7 +5698,7 @@ func (x *FollowEventsRequest) String() string {
 func (*FollowEventsRequest) ProtoMessage() {}
 
 func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[75]
+	mi := &file_nstance_v1_operator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +5711,7 @@ func (x *FollowEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsRequest.ProtoReflect.Descriptor instead.
 func (*FollowEventsRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{75}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *FollowEventsRequest) GetFilter() *EventFilter {
@@ -5634,7 +5737,7 @@ type FollowEventsResponse struct {
 
 func (x *FollowEventsResponse) Reset() {
 	*x = FollowEventsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[76]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5646,7 +5749,7 @@ func (x *FollowEventsResponse) String() string {
 func (*FollowEventsResponse) ProtoMessage() {}
 
 func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[76]
+	mi := &file_nstance_v1_operator_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5659,7 +5762,7 @@ func (x *FollowEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowEventsResponse.ProtoReflect.Descriptor instead.
 func (*FollowEventsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{76}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *FollowEventsResponse) GetEvent() *JournalEvent {
@@ -5695,7 +5798,7 @@ type JournalEvent struct {
 
 func (x *JournalEvent) Reset() {
 	*x = JournalEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[77]
+	mi := &file_nstance_v1_operator_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5810,7 @@ func (x *JournalEvent) String() string {
 func (*JournalEvent) ProtoMessage() {}
 
 func (x *JournalEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[77]
+	mi := &file_nstance_v1_operator_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5823,7 @@ func (x *JournalEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEvent.ProtoReflect.Descriptor instead.
 func (*JournalEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{77}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *JournalEvent) GetPosition() string {
@@ -5819,7 +5922,7 @@ type GroupSize struct {
 
 func (x *GroupSize) Reset() {
 	*x = GroupSize{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[78]
+	mi := &file_nstance_v1_operator_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5831,7 +5934,7 @@ func (x *GroupSize) String() string {
 func (*GroupSize) ProtoMessage() {}
 
 func (x *GroupSize) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[78]
+	mi := &file_nstance_v1_operator_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5844,7 +5947,7 @@ func (x *GroupSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSize.ProtoReflect.Descriptor instead.
 func (*GroupSize) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{78}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GroupSize) GetDesired() uint32 {
@@ -5880,7 +5983,7 @@ type OperatorServiceRenewCertificateRequest struct {
 
 func (x *OperatorServiceRenewCertificateRequest) Reset() {
 	*x = OperatorServiceRenewCertificateRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[79]
+	mi := &file_nstance_v1_operator_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5892,7 +5995,7 @@ func (x *OperatorServiceRenewCertificateRequest) String() string {
 func (*OperatorServiceRenewCertificateRequest) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[79]
+	mi := &file_nstance_v1_operator_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5905,7 +6008,7 @@ func (x *OperatorServiceRenewCertificateRequest) ProtoReflect() protoreflect.Mes
 
 // Deprecated: Use OperatorServiceRenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{79}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *OperatorServiceRenewCertificateRequest) GetPublicKey() []byte {
@@ -5926,7 +6029,7 @@ type OperatorServiceRenewCertificateResponse struct {
 
 func (x *OperatorServiceRenewCertificateResponse) Reset() {
 	*x = OperatorServiceRenewCertificateResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[80]
+	mi := &file_nstance_v1_operator_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5938,7 +6041,7 @@ func (x *OperatorServiceRenewCertificateResponse) String() string {
 func (*OperatorServiceRenewCertificateResponse) ProtoMessage() {}
 
 func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[80]
+	mi := &file_nstance_v1_operator_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5951,7 +6054,7 @@ func (x *OperatorServiceRenewCertificateResponse) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use OperatorServiceRenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*OperatorServiceRenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{80}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *OperatorServiceRenewCertificateResponse) GetCertificate() []byte {
@@ -6065,7 +6168,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd0\b\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x81\t\n" +
 	"\vGroupStatus\x12\x1f\n" +
 	"\x05group\x18\x01 \x01(\tB\t\x82\xb5\x18\x05plainR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -6099,7 +6202,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\toverrides\x18\" \x03(\v2\x19.nstance.v1.GroupOverrideR\toverrides\x12-\n" +
 	"\x06halted\x18( \x01(\v2\x15.nstance.v1.GroupHaltR\x06halted\x12$\n" +
 	"\x04wait\x18* \x01(\v2\x10.nstance.v1.WaitR\x04wait\x122\n" +
-	"\ascaling\x18- \x01(\v2\x18.nstance.v1.GroupScalingR\ascalingJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"\xf9\x01\n" +
+	"\ascaling\x18- \x01(\v2\x18.nstance.v1.GroupScalingR\ascaling\x12/\n" +
+	"\x06spares\x18. \x01(\v2\x17.nstance.v1.GroupSparesR\x06sparesJ\x04\b\x05\x10\x06J\x04\b\t\x10\x11J\x04\b\x19\x10\x1a\"r\n" +
+	"\vGroupSpares\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x16\n" +
+	"\x06actual\x18\x02 \x01(\rR\x06actual\x12\x14\n" +
+	"\x05ready\x18\x03 \x01(\rR\x05ready\x12\x1f\n" +
+	"\x05state\x18\x04 \x01(\tB\t\x82\xb5\x18\x05plainR\x05state\"\xf9\x01\n" +
 	"\fGroupScaling\x12\x1b\n" +
 	"\x03why\x18\x01 \x01(\tB\t\x82\xb5\x18\x05wordsR\x03why\x12\x16\n" +
 	"\x06wanted\x18\x02 \x01(\rR\x06wanted\x12(\n" +
@@ -6320,7 +6429,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tpreserved\x18\x04 \x01(\bR\tpreserved\"y\n" +
 	"\x15ListInstancesResponse\x128\n" +
 	"\tinstances\x18\x01 \x03(\v2\x1a.nstance.v1.InstanceStatusR\tinstances\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xda\v\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xad\f\n" +
 	"\x0eInstanceStatus\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x14\n" +
@@ -6365,7 +6474,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\fpreserved_at\x18$ \x01(\v2\x1a.google.protobuf.TimestampR\vpreservedAt\x12C\n" +
 	"\x0fpreserved_until\x18% \x01(\v2\x1a.google.protobuf.TimestampR\x0epreservedUntil\x12'\n" +
 	"\x0fpreserve_reason\x18& \x01(\tR\x0epreserveReason\x123\n" +
-	"\ascaling\x18' \x03(\v2\x19.nstance.v1.ScalingMetricR\ascaling\"<\n" +
+	"\ascaling\x18' \x03(\v2\x19.nstance.v1.ScalingMetricR\ascaling\x12\x14\n" +
+	"\x05spare\x18( \x01(\bR\x05spare\x12;\n" +
+	"\vpromoted_at\x18) \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"promotedAt\"<\n" +
 	"\x19AcknowledgeDrainedRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"\x1c\n" +
@@ -6386,7 +6498,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15WatchInstancesRequest\x12\x18\n" +
 	"\aobserve\x18\x01 \x01(\bR\aobserve\"I\n" +
 	"\x16WatchInstancesResponse\x12/\n" +
-	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xc4\x05\n" +
+	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xd7\x05\n" +
 	"\rInstanceEvent\x122\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1e.nstance.v1.InstanceEvent.TypeR\x04type\x126\n" +
 	"\binstance\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12\x16\n" +
@@ -6395,7 +6507,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\breplaces\x18\x06 \x01(\tR\breplaces\x12\x14\n" +
 	"\x05drain\x18\a \x01(\bR\x05drain\x127\n" +
-	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xdf\x02\n" +
+	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xf2\x02\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTYPE_CREATING\x10\x01\x12\x10\n" +
@@ -6415,7 +6527,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x0fTYPE_DRAIN_HOOK\x10\r\x12\x17\n" +
 	"\x13TYPE_RECOMMENDATION\x10\x0e\x12\x14\n" +
 	"\x10TYPE_MAINTENANCE\x10\x0f\x12\x12\n" +
-	"\x0eTYPE_PRESERVED\x10\x10\"\x14\n" +
+	"\x0eTYPE_PRESERVED\x10\x10\x12\x11\n" +
+	"\rTYPE_PROMOTED\x10\x11\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +
@@ -6559,7 +6672,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -6581,249 +6694,252 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ListGroupsRequest)(nil),                       // 17: nstance.v1.ListGroupsRequest
 	(*ListGroupsResponse)(nil),                      // 18: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),                             // 19: nstance.v1.GroupStatus
-	(*GroupScaling)(nil),                            // 20: nstance.v1.GroupScaling
-	(*ScalingMetric)(nil),                           // 21: nstance.v1.ScalingMetric
-	(*Wait)(nil),                                    // 22: nstance.v1.Wait
-	(*WaitPart)(nil),                                // 23: nstance.v1.WaitPart
-	(*RolloutProgress)(nil),                         // 24: nstance.v1.RolloutProgress
-	(*GroupHalt)(nil),                               // 25: nstance.v1.GroupHalt
-	(*GroupOverride)(nil),                           // 26: nstance.v1.GroupOverride
-	(*UpsertGroupRequest)(nil),                      // 27: nstance.v1.UpsertGroupRequest
-	(*UpsertGroupResponse)(nil),                     // 28: nstance.v1.UpsertGroupResponse
-	(*DeleteGroupRequest)(nil),                      // 29: nstance.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),                     // 30: nstance.v1.DeleteGroupResponse
-	(*PauseGroupRequest)(nil),                       // 31: nstance.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),                      // 32: nstance.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),                      // 33: nstance.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),                     // 34: nstance.v1.ResumeGroupResponse
-	(*RollGroupRequest)(nil),                        // 35: nstance.v1.RollGroupRequest
-	(*RollGroupResponse)(nil),                       // 36: nstance.v1.RollGroupResponse
-	(*ExplainGroupRequest)(nil),                     // 37: nstance.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),                    // 38: nstance.v1.ExplainGroupResponse
-	(*PlannedAction)(nil),                           // 39: nstance.v1.PlannedAction
-	(*InstanceVerdict)(nil),                         // 40: nstance.v1.InstanceVerdict
-	(*GetScalingHistoryRequest)(nil),                // 41: nstance.v1.GetScalingHistoryRequest
-	(*GetScalingHistoryResponse)(nil),               // 42: nstance.v1.GetScalingHistoryResponse
-	(*ScalingPoint)(nil),                            // 43: nstance.v1.ScalingPoint
-	(*ExplainChangeRequest)(nil),                    // 44: nstance.v1.ExplainChangeRequest
-	(*ExplainChangeResponse)(nil),                   // 45: nstance.v1.ExplainChangeResponse
-	(*GroupChange)(nil),                             // 46: nstance.v1.GroupChange
-	(*CreateInstanceRequest)(nil),                   // 47: nstance.v1.CreateInstanceRequest
-	(*CreateInstanceResponse)(nil),                  // 48: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),                   // 49: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),                  // 50: nstance.v1.DeleteInstanceResponse
-	(*ProtectInstanceRequest)(nil),                  // 51: nstance.v1.ProtectInstanceRequest
-	(*ProtectInstanceResponse)(nil),                 // 52: nstance.v1.ProtectInstanceResponse
-	(*ReleaseInstanceRequest)(nil),                  // 53: nstance.v1.ReleaseInstanceRequest
-	(*ReleaseInstanceResponse)(nil),                 // 54: nstance.v1.ReleaseInstanceResponse
-	(*GetInstanceTypeRequest)(nil),                  // 55: nstance.v1.GetInstanceTypeRequest
-	(*GetInstanceTypeResponse)(nil),                 // 56: nstance.v1.GetInstanceTypeResponse
-	(*GetInstanceConsoleRequest)(nil),               // 57: nstance.v1.GetInstanceConsoleRequest
-	(*GetInstanceConsoleResponse)(nil),              // 58: nstance.v1.GetInstanceConsoleResponse
-	(*GetInstanceStatusRequest)(nil),                // 59: nstance.v1.GetInstanceStatusRequest
-	(*GetInstanceStatusResponse)(nil),               // 60: nstance.v1.GetInstanceStatusResponse
-	(*ListInstancesRequest)(nil),                    // 61: nstance.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),                   // 62: nstance.v1.ListInstancesResponse
-	(*InstanceStatus)(nil),                          // 63: nstance.v1.InstanceStatus
-	(*AcknowledgeDrainedRequest)(nil),               // 64: nstance.v1.AcknowledgeDrainedRequest
-	(*AcknowledgeDrainedResponse)(nil),              // 65: nstance.v1.AcknowledgeDrainedResponse
-	(*WatchGroupsRequest)(nil),                      // 66: nstance.v1.WatchGroupsRequest
-	(*WatchGroupsResponse)(nil),                     // 67: nstance.v1.WatchGroupsResponse
-	(*GroupEvent)(nil),                              // 68: nstance.v1.GroupEvent
-	(*WatchInstancesRequest)(nil),                   // 69: nstance.v1.WatchInstancesRequest
-	(*WatchInstancesResponse)(nil),                  // 70: nstance.v1.WatchInstancesResponse
-	(*InstanceEvent)(nil),                           // 71: nstance.v1.InstanceEvent
-	(*WatchErrorsRequest)(nil),                      // 72: nstance.v1.WatchErrorsRequest
-	(*WatchErrorsResponse)(nil),                     // 73: nstance.v1.WatchErrorsResponse
-	(*ErrorEvent)(nil),                              // 74: nstance.v1.ErrorEvent
-	(*EventFilter)(nil),                             // 75: nstance.v1.EventFilter
-	(*ListEventsRequest)(nil),                       // 76: nstance.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),                      // 77: nstance.v1.ListEventsResponse
-	(*FollowEventsRequest)(nil),                     // 78: nstance.v1.FollowEventsRequest
-	(*FollowEventsResponse)(nil),                    // 79: nstance.v1.FollowEventsResponse
-	(*JournalEvent)(nil),                            // 80: nstance.v1.JournalEvent
-	(*GroupSize)(nil),                               // 81: nstance.v1.GroupSize
-	(*OperatorServiceRenewCertificateRequest)(nil),  // 82: nstance.v1.OperatorServiceRenewCertificateRequest
-	(*OperatorServiceRenewCertificateResponse)(nil), // 83: nstance.v1.OperatorServiceRenewCertificateResponse
-	nil,                           // 84: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 86: google.protobuf.Duration
-	(*Metrics)(nil),               // 87: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 88: nstance.v1.HealthCheckState
+	(*GroupSpares)(nil),                             // 20: nstance.v1.GroupSpares
+	(*GroupScaling)(nil),                            // 21: nstance.v1.GroupScaling
+	(*ScalingMetric)(nil),                           // 22: nstance.v1.ScalingMetric
+	(*Wait)(nil),                                    // 23: nstance.v1.Wait
+	(*WaitPart)(nil),                                // 24: nstance.v1.WaitPart
+	(*RolloutProgress)(nil),                         // 25: nstance.v1.RolloutProgress
+	(*GroupHalt)(nil),                               // 26: nstance.v1.GroupHalt
+	(*GroupOverride)(nil),                           // 27: nstance.v1.GroupOverride
+	(*UpsertGroupRequest)(nil),                      // 28: nstance.v1.UpsertGroupRequest
+	(*UpsertGroupResponse)(nil),                     // 29: nstance.v1.UpsertGroupResponse
+	(*DeleteGroupRequest)(nil),                      // 30: nstance.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),                     // 31: nstance.v1.DeleteGroupResponse
+	(*PauseGroupRequest)(nil),                       // 32: nstance.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),                      // 33: nstance.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),                      // 34: nstance.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),                     // 35: nstance.v1.ResumeGroupResponse
+	(*RollGroupRequest)(nil),                        // 36: nstance.v1.RollGroupRequest
+	(*RollGroupResponse)(nil),                       // 37: nstance.v1.RollGroupResponse
+	(*ExplainGroupRequest)(nil),                     // 38: nstance.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),                    // 39: nstance.v1.ExplainGroupResponse
+	(*PlannedAction)(nil),                           // 40: nstance.v1.PlannedAction
+	(*InstanceVerdict)(nil),                         // 41: nstance.v1.InstanceVerdict
+	(*GetScalingHistoryRequest)(nil),                // 42: nstance.v1.GetScalingHistoryRequest
+	(*GetScalingHistoryResponse)(nil),               // 43: nstance.v1.GetScalingHistoryResponse
+	(*ScalingPoint)(nil),                            // 44: nstance.v1.ScalingPoint
+	(*ExplainChangeRequest)(nil),                    // 45: nstance.v1.ExplainChangeRequest
+	(*ExplainChangeResponse)(nil),                   // 46: nstance.v1.ExplainChangeResponse
+	(*GroupChange)(nil),                             // 47: nstance.v1.GroupChange
+	(*CreateInstanceRequest)(nil),                   // 48: nstance.v1.CreateInstanceRequest
+	(*CreateInstanceResponse)(nil),                  // 49: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),                   // 50: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),                  // 51: nstance.v1.DeleteInstanceResponse
+	(*ProtectInstanceRequest)(nil),                  // 52: nstance.v1.ProtectInstanceRequest
+	(*ProtectInstanceResponse)(nil),                 // 53: nstance.v1.ProtectInstanceResponse
+	(*ReleaseInstanceRequest)(nil),                  // 54: nstance.v1.ReleaseInstanceRequest
+	(*ReleaseInstanceResponse)(nil),                 // 55: nstance.v1.ReleaseInstanceResponse
+	(*GetInstanceTypeRequest)(nil),                  // 56: nstance.v1.GetInstanceTypeRequest
+	(*GetInstanceTypeResponse)(nil),                 // 57: nstance.v1.GetInstanceTypeResponse
+	(*GetInstanceConsoleRequest)(nil),               // 58: nstance.v1.GetInstanceConsoleRequest
+	(*GetInstanceConsoleResponse)(nil),              // 59: nstance.v1.GetInstanceConsoleResponse
+	(*GetInstanceStatusRequest)(nil),                // 60: nstance.v1.GetInstanceStatusRequest
+	(*GetInstanceStatusResponse)(nil),               // 61: nstance.v1.GetInstanceStatusResponse
+	(*ListInstancesRequest)(nil),                    // 62: nstance.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),                   // 63: nstance.v1.ListInstancesResponse
+	(*InstanceStatus)(nil),                          // 64: nstance.v1.InstanceStatus
+	(*AcknowledgeDrainedRequest)(nil),               // 65: nstance.v1.AcknowledgeDrainedRequest
+	(*AcknowledgeDrainedResponse)(nil),              // 66: nstance.v1.AcknowledgeDrainedResponse
+	(*WatchGroupsRequest)(nil),                      // 67: nstance.v1.WatchGroupsRequest
+	(*WatchGroupsResponse)(nil),                     // 68: nstance.v1.WatchGroupsResponse
+	(*GroupEvent)(nil),                              // 69: nstance.v1.GroupEvent
+	(*WatchInstancesRequest)(nil),                   // 70: nstance.v1.WatchInstancesRequest
+	(*WatchInstancesResponse)(nil),                  // 71: nstance.v1.WatchInstancesResponse
+	(*InstanceEvent)(nil),                           // 72: nstance.v1.InstanceEvent
+	(*WatchErrorsRequest)(nil),                      // 73: nstance.v1.WatchErrorsRequest
+	(*WatchErrorsResponse)(nil),                     // 74: nstance.v1.WatchErrorsResponse
+	(*ErrorEvent)(nil),                              // 75: nstance.v1.ErrorEvent
+	(*EventFilter)(nil),                             // 76: nstance.v1.EventFilter
+	(*ListEventsRequest)(nil),                       // 77: nstance.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),                      // 78: nstance.v1.ListEventsResponse
+	(*FollowEventsRequest)(nil),                     // 79: nstance.v1.FollowEventsRequest
+	(*FollowEventsResponse)(nil),                    // 80: nstance.v1.FollowEventsResponse
+	(*JournalEvent)(nil),                            // 81: nstance.v1.JournalEvent
+	(*GroupSize)(nil),                               // 82: nstance.v1.GroupSize
+	(*OperatorServiceRenewCertificateRequest)(nil),  // 83: nstance.v1.OperatorServiceRenewCertificateRequest
+	(*OperatorServiceRenewCertificateResponse)(nil), // 84: nstance.v1.OperatorServiceRenewCertificateResponse
+	nil,                           // 85: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 87: google.protobuf.Duration
+	(*Metrics)(nil),               // 88: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 89: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	85,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	86,  // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14,  // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	85,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	86,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	86,  // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	87,  // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14,  // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	74,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
+	75,  // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11,  // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	85,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	86,  // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,   // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14,  // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19,  // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	85,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	85,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	26,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
-	25,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
-	22,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
-	20,  // 16: nstance.v1.GroupStatus.scaling:type_name -> nstance.v1.GroupScaling
-	85,  // 17: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
-	21,  // 18: nstance.v1.GroupScaling.metrics:type_name -> nstance.v1.ScalingMetric
-	23,  // 19: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
-	85,  // 20: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
-	85,  // 21: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
-	85,  // 22: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
-	86,  // 23: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
-	85,  // 24: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
-	85,  // 25: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
-	85,  // 26: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
-	85,  // 27: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
-	85,  // 28: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
-	19,  // 29: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 30: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 31: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19,  // 32: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	85,  // 33: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	39,  // 34: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	85,  // 35: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	40,  // 36: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	74,  // 37: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	85,  // 38: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	85,  // 39: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	22,  // 40: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
-	24,  // 41: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
-	20,  // 42: nstance.v1.ExplainGroupResponse.scaling:type_name -> nstance.v1.GroupScaling
-	85,  // 43: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	85,  // 44: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	85,  // 45: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	43,  // 46: nstance.v1.GetScalingHistoryResponse.points:type_name -> nstance.v1.ScalingPoint
-	86,  // 47: nstance.v1.GetScalingHistoryResponse.interval:type_name -> google.protobuf.Duration
-	85,  // 48: nstance.v1.GetScalingHistoryResponse.leader_since:type_name -> google.protobuf.Timestamp
-	85,  // 49: nstance.v1.ScalingPoint.at:type_name -> google.protobuf.Timestamp
-	21,  // 50: nstance.v1.ScalingPoint.metrics:type_name -> nstance.v1.ScalingMetric
-	27,  // 51: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
-	29,  // 52: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
-	31,  // 53: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
-	33,  // 54: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
-	35,  // 55: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
-	49,  // 56: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
-	53,  // 57: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
-	7,   // 58: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
-	12,  // 59: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
-	46,  // 60: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
-	8,   // 61: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
-	13,  // 62: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
-	14,  // 63: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
-	19,  // 64: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
-	19,  // 65: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
-	38,  // 66: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
-	84,  // 67: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	63,  // 68: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	63,  // 69: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19,  // 70: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	63,  // 71: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	63,  // 72: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	63,  // 73: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	63,  // 74: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	85,  // 75: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	85,  // 76: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	85,  // 77: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	85,  // 78: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	85,  // 79: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	85,  // 80: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	87,  // 81: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	85,  // 82: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	88,  // 83: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	85,  // 84: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
-	85,  // 85: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
-	21,  // 86: nstance.v1.InstanceStatus.scaling:type_name -> nstance.v1.ScalingMetric
-	68,  // 87: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,   // 88: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19,  // 89: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	71,  // 90: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,   // 91: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	63,  // 92: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	85,  // 93: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	85,  // 94: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	86,  // 95: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	74,  // 96: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	85,  // 97: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	85,  // 98: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	75,  // 99: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	85,  // 100: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	80,  // 101: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	75,  // 102: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	80,  // 103: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	85,  // 104: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	81,  // 105: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
-	85,  // 106: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,   // 107: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,   // 108: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,   // 109: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,   // 110: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12,  // 111: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15,  // 112: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17,  // 113: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	27,  // 114: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	29,  // 115: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	31,  // 116: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	33,  // 117: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	35,  // 118: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	37,  // 119: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	41,  // 120: nstance.v1.OperatorService.GetScalingHistory:input_type -> nstance.v1.GetScalingHistoryRequest
-	44,  // 121: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
-	47,  // 122: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	49,  // 123: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	51,  // 124: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	53,  // 125: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
-	55,  // 126: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	59,  // 127: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	57,  // 128: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
-	61,  // 129: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	64,  // 130: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	66,  // 131: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	69,  // 132: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	72,  // 133: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	76,  // 134: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	78,  // 135: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	82,  // 136: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,   // 137: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,   // 138: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,   // 139: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10,  // 140: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13,  // 141: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16,  // 142: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18,  // 143: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	28,  // 144: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	30,  // 145: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	32,  // 146: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	34,  // 147: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	36,  // 148: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	38,  // 149: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	42,  // 150: nstance.v1.OperatorService.GetScalingHistory:output_type -> nstance.v1.GetScalingHistoryResponse
-	45,  // 151: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
-	48,  // 152: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	50,  // 153: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	52,  // 154: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	54,  // 155: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
-	56,  // 156: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	60,  // 157: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	58,  // 158: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
-	62,  // 159: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	65,  // 160: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	67,  // 161: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	70,  // 162: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	73,  // 163: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	77,  // 164: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	79,  // 165: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	83,  // 166: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	137, // [137:167] is the sub-list for method output_type
-	107, // [107:137] is the sub-list for method input_type
-	107, // [107:107] is the sub-list for extension type_name
-	107, // [107:107] is the sub-list for extension extendee
-	0,   // [0:107] is the sub-list for field type_name
+	86,  // 11: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	86,  // 12: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	27,  // 13: nstance.v1.GroupStatus.overrides:type_name -> nstance.v1.GroupOverride
+	26,  // 14: nstance.v1.GroupStatus.halted:type_name -> nstance.v1.GroupHalt
+	23,  // 15: nstance.v1.GroupStatus.wait:type_name -> nstance.v1.Wait
+	21,  // 16: nstance.v1.GroupStatus.scaling:type_name -> nstance.v1.GroupScaling
+	20,  // 17: nstance.v1.GroupStatus.spares:type_name -> nstance.v1.GroupSpares
+	86,  // 18: nstance.v1.GroupScaling.until:type_name -> google.protobuf.Timestamp
+	22,  // 19: nstance.v1.GroupScaling.metrics:type_name -> nstance.v1.ScalingMetric
+	24,  // 20: nstance.v1.Wait.parts:type_name -> nstance.v1.WaitPart
+	86,  // 21: nstance.v1.Wait.until:type_name -> google.protobuf.Timestamp
+	86,  // 22: nstance.v1.WaitPart.at:type_name -> google.protobuf.Timestamp
+	86,  // 23: nstance.v1.RolloutProgress.since:type_name -> google.protobuf.Timestamp
+	87,  // 24: nstance.v1.RolloutProgress.left:type_name -> google.protobuf.Duration
+	86,  // 25: nstance.v1.GroupHalt.at:type_name -> google.protobuf.Timestamp
+	86,  // 26: nstance.v1.GroupHalt.rolled_back_to:type_name -> google.protobuf.Timestamp
+	86,  // 27: nstance.v1.GroupOverride.at:type_name -> google.protobuf.Timestamp
+	86,  // 28: nstance.v1.GroupOverride.until:type_name -> google.protobuf.Timestamp
+	86,  // 29: nstance.v1.UpsertGroupRequest.until:type_name -> google.protobuf.Timestamp
+	19,  // 30: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 31: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 32: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19,  // 33: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	86,  // 34: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	40,  // 35: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	86,  // 36: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	41,  // 37: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	75,  // 38: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	86,  // 39: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	86,  // 40: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	23,  // 41: nstance.v1.ExplainGroupResponse.wait:type_name -> nstance.v1.Wait
+	25,  // 42: nstance.v1.ExplainGroupResponse.rollout:type_name -> nstance.v1.RolloutProgress
+	21,  // 43: nstance.v1.ExplainGroupResponse.scaling:type_name -> nstance.v1.GroupScaling
+	86,  // 44: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	86,  // 45: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	86,  // 46: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	44,  // 47: nstance.v1.GetScalingHistoryResponse.points:type_name -> nstance.v1.ScalingPoint
+	87,  // 48: nstance.v1.GetScalingHistoryResponse.interval:type_name -> google.protobuf.Duration
+	86,  // 49: nstance.v1.GetScalingHistoryResponse.leader_since:type_name -> google.protobuf.Timestamp
+	86,  // 50: nstance.v1.ScalingPoint.at:type_name -> google.protobuf.Timestamp
+	22,  // 51: nstance.v1.ScalingPoint.metrics:type_name -> nstance.v1.ScalingMetric
+	28,  // 52: nstance.v1.ExplainChangeRequest.upsert_group:type_name -> nstance.v1.UpsertGroupRequest
+	30,  // 53: nstance.v1.ExplainChangeRequest.delete_group:type_name -> nstance.v1.DeleteGroupRequest
+	32,  // 54: nstance.v1.ExplainChangeRequest.pause_group:type_name -> nstance.v1.PauseGroupRequest
+	34,  // 55: nstance.v1.ExplainChangeRequest.resume_group:type_name -> nstance.v1.ResumeGroupRequest
+	36,  // 56: nstance.v1.ExplainChangeRequest.roll_group:type_name -> nstance.v1.RollGroupRequest
+	50,  // 57: nstance.v1.ExplainChangeRequest.delete_instance:type_name -> nstance.v1.DeleteInstanceRequest
+	54,  // 58: nstance.v1.ExplainChangeRequest.release_instance:type_name -> nstance.v1.ReleaseInstanceRequest
+	7,   // 59: nstance.v1.ExplainChangeRequest.step_down:type_name -> nstance.v1.StepDownRequest
+	12,  // 60: nstance.v1.ExplainChangeRequest.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansRequest
+	47,  // 61: nstance.v1.ExplainChangeResponse.groups:type_name -> nstance.v1.GroupChange
+	8,   // 62: nstance.v1.ExplainChangeResponse.step_down:type_name -> nstance.v1.StepDownResponse
+	13,  // 63: nstance.v1.ExplainChangeResponse.confirm_orphans:type_name -> nstance.v1.ConfirmOrphansResponse
+	14,  // 64: nstance.v1.ExplainChangeResponse.problems:type_name -> nstance.v1.ConfigProblem
+	19,  // 65: nstance.v1.GroupChange.before:type_name -> nstance.v1.GroupStatus
+	19,  // 66: nstance.v1.GroupChange.after:type_name -> nstance.v1.GroupStatus
+	39,  // 67: nstance.v1.GroupChange.plan:type_name -> nstance.v1.ExplainGroupResponse
+	85,  // 68: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	64,  // 69: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	64,  // 70: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19,  // 71: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	64,  // 72: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	64,  // 73: nstance.v1.ReleaseInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	64,  // 74: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	64,  // 75: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	86,  // 76: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	86,  // 77: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	86,  // 78: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	86,  // 79: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	86,  // 80: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	86,  // 81: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	88,  // 82: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	86,  // 83: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	89,  // 84: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	86,  // 85: nstance.v1.InstanceStatus.preserved_at:type_name -> google.protobuf.Timestamp
+	86,  // 86: nstance.v1.InstanceStatus.preserved_until:type_name -> google.protobuf.Timestamp
+	22,  // 87: nstance.v1.InstanceStatus.scaling:type_name -> nstance.v1.ScalingMetric
+	86,  // 88: nstance.v1.InstanceStatus.promoted_at:type_name -> google.protobuf.Timestamp
+	69,  // 89: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,   // 90: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19,  // 91: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	72,  // 92: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,   // 93: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	64,  // 94: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	86,  // 95: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	86,  // 96: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	87,  // 97: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	75,  // 98: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	86,  // 99: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	86,  // 100: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	76,  // 101: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	86,  // 102: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	81,  // 103: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	76,  // 104: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	81,  // 105: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	86,  // 106: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	82,  // 107: nstance.v1.JournalEvent.size:type_name -> nstance.v1.GroupSize
+	86,  // 108: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,   // 109: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,   // 110: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,   // 111: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,   // 112: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12,  // 113: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15,  // 114: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17,  // 115: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	28,  // 116: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	30,  // 117: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	32,  // 118: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	34,  // 119: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	36,  // 120: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	38,  // 121: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	42,  // 122: nstance.v1.OperatorService.GetScalingHistory:input_type -> nstance.v1.GetScalingHistoryRequest
+	45,  // 123: nstance.v1.OperatorService.ExplainChange:input_type -> nstance.v1.ExplainChangeRequest
+	48,  // 124: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	50,  // 125: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	52,  // 126: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	54,  // 127: nstance.v1.OperatorService.ReleaseInstance:input_type -> nstance.v1.ReleaseInstanceRequest
+	56,  // 128: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	60,  // 129: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	58,  // 130: nstance.v1.OperatorService.GetInstanceConsole:input_type -> nstance.v1.GetInstanceConsoleRequest
+	62,  // 131: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	65,  // 132: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	67,  // 133: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	70,  // 134: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	73,  // 135: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	77,  // 136: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	79,  // 137: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	83,  // 138: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,   // 139: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,   // 140: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,   // 141: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10,  // 142: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13,  // 143: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16,  // 144: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18,  // 145: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	29,  // 146: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	31,  // 147: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	33,  // 148: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	35,  // 149: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	37,  // 150: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	39,  // 151: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	43,  // 152: nstance.v1.OperatorService.GetScalingHistory:output_type -> nstance.v1.GetScalingHistoryResponse
+	46,  // 153: nstance.v1.OperatorService.ExplainChange:output_type -> nstance.v1.ExplainChangeResponse
+	49,  // 154: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	51,  // 155: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	53,  // 156: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	55,  // 157: nstance.v1.OperatorService.ReleaseInstance:output_type -> nstance.v1.ReleaseInstanceResponse
+	57,  // 158: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	61,  // 159: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	59,  // 160: nstance.v1.OperatorService.GetInstanceConsole:output_type -> nstance.v1.GetInstanceConsoleResponse
+	63,  // 161: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	66,  // 162: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	68,  // 163: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	71,  // 164: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	74,  // 165: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	78,  // 166: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	80,  // 167: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	84,  // 168: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	139, // [139:169] is the sub-list for method output_type
+	109, // [109:139] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -6833,9 +6949,9 @@ func file_nstance_v1_operator_proto_init() {
 	}
 	file_nstance_v1_agent_proto_init()
 	file_nstance_v1_options_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[18].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[24].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[41].OneofWrappers = []any{
+	file_nstance_v1_operator_proto_msgTypes[19].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[25].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[42].OneofWrappers = []any{
 		(*ExplainChangeRequest_UpsertGroup)(nil),
 		(*ExplainChangeRequest_DeleteGroup)(nil),
 		(*ExplainChangeRequest_PauseGroup)(nil),
@@ -6847,14 +6963,14 @@ func file_nstance_v1_operator_proto_init() {
 		(*ExplainChangeRequest_ConfirmOrphans)(nil),
 		(*ExplainChangeRequest_Configuration)(nil),
 	}
-	file_nstance_v1_operator_proto_msgTypes[46].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[47].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   82,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

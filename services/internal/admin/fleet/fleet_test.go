@@ -319,7 +319,7 @@ func TestJSON(t *testing.T) {
 			`"2026-07-28T10:00:00Z","infra_drift":false,"runtime_drift":false,"delete_reason":"","image":"",` +
 			`"term":9007199254740993,"agent_version":"","zone":"","region":"","metrics":{"cpu":0.5,` +
 			`"memory_used_bytes":3,"memory_total_bytes":0},"health_checks":[{"name":"x_json",` +
-			`"status":"STATUS_PASSING","reason":""}],"protected":false,"preserve_reason":""}}`},
+			`"status":"STATUS_PASSING","reason":""}],"protected":false,"preserve_reason":"","scaling":[],"spare":false}}`},
 		{fleet.Answer[*nstancev1.ListGroupsResponse]{Outcome: fleet.Outcome{Shard: "a"},
 			Message: &nstancev1.ListGroupsResponse{}},
 			`{"shard":"a","groups":[]}`},

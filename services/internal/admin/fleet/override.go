@@ -21,6 +21,18 @@ func SizeText(g *nstancev1.GroupStatus, now time.Time) string {
 	return fmt.Sprint(g.GetSize())
 }
 
+// SparesText returns how many warm spares a group has, or "" if it has and wants none.
+func SparesText(g *nstancev1.GroupStatus) string {
+	s := g.GetSpares()
+	switch {
+	case s == nil:
+		return ""
+	case s.GetActual() != s.GetCount() || s.GetReady() != s.GetCount():
+		return fmt.Sprintf("%d, %s; %d there, %d ready", s.GetCount(), s.GetState(), s.GetActual(), s.GetReady())
+	}
+	return fmt.Sprintf("%d, %s", s.GetCount(), s.GetState())
+}
+
 // OverrideTexts describes the fields of a static group that operators have set, except for the size and the revision of
 // a roll.
 func OverrideTexts(g *nstancev1.GroupStatus, now time.Time) (texts []string) {

@@ -280,6 +280,9 @@ func (v *view) group(key config.GroupKey) *nstancev1.GroupStatus {
 	settings := v.config.SettingsOf(key, v.dynamic)
 	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
 	out.Paused = g.Rollout.Paused
+	if g.Spares.Count > 0 {
+		out.Spares = &nstancev1.GroupSpares{Count: uint32(g.Spares.Count), State: g.Spares.State}
+	}
 	for i := range v.instances {
 		rec := &v.instances[i]
 		if rec.Group != key.Group || rec.State == record.Deleted {
@@ -289,7 +292,10 @@ func (v *view) group(key config.GroupKey) *nstancev1.GroupStatus {
 		if rec.Preserved != nil && lives(rec) {
 			out.Preserved++
 		}
-		if rec.OnDemand || rec.Preserved != nil || !lives(rec) {
+		if rec.IsSpare() && lives(rec) && out.Spares != nil {
+			out.Spares.Actual++
+		}
+		if rec.OnDemand || rec.Preserved != nil || rec.IsSpare() || !lives(rec) {
 			continue
 		}
 		out.ActualSize++

@@ -115,6 +115,22 @@ func (r *Runner) Set(version string, checks []*nstancev1.HealthCheck) {
 	}
 }
 
+// Restart starts all checks again, without results.
+func (r *Runner) Restart() {
+	r.mu.Lock()
+	var specs []*nstancev1.HealthCheck
+	for _, c := range r.checks {
+		if c.stop != nil {
+			c.stop()
+		}
+		specs = append(specs, c.spec)
+	}
+	r.checks = map[string]*running{}
+	version := r.version
+	r.mu.Unlock()
+	r.Set(version, specs)
+}
+
 // Version returns the version of the checks.
 func (r *Runner) Version() string {
 	r.mu.Lock()

@@ -133,8 +133,9 @@ func decideCall(in groupInput) shardCall {
 func settingsOf(g *nstancev1.GroupStatus) string { return g.GetSpecJson() + "\n" + g.GetMergedJson() }
 
 const (
-	// sizeRefused and scalingRefused are the reasons for refusing a spec.config that has a size or scaling.
+	// These are the reasons for refusing a spec.config that has a size, spares or scaling.
 	sizeRefused    = "config.size: the replicas of the MachinePool set the size: remove it"
+	sparesRefused  = "config.spares: not possible for groups of a MachinePool: remove it"
 	scalingRefused = "config.scaling: the MachinePool sets the size: remove it, and scale the MachinePool"
 )
 
@@ -147,6 +148,9 @@ func refusedSetting(group *v1beta1.NstanceShardGroup) string {
 	}
 	if config["scaling"] != nil {
 		return scalingRefused
+	}
+	if config["spares"] != nil {
+		return sparesRefused
 	}
 	return ""
 }
@@ -263,7 +267,7 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 		refusal = statusMessage(did.err)
 	}
 	message := fmt.Sprintf("shard %s refused the group: %s", in.group.Spec.Shard, refusal)
-	if refusal == sizeRefused || refusal == scalingRefused {
+	if refusal == sizeRefused || refusal == scalingRefused || refusal == sparesRefused {
 		message = refusal
 	}
 	switch {

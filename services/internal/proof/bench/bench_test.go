@@ -52,6 +52,7 @@ type stack struct {
 	alone    bool          // the server runs in a separate process
 	daemon   *daemon       // set if alone
 	interval time.Duration // of reports; 0: the default
+	spares   int           // per group
 	nonces   []string      // of instances without agents
 	recorder *recorder
 }
@@ -136,7 +137,8 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 	b.Helper()
 	list := map[string]any{}
 	for g := range groups {
-		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": instances / groups}
+		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": instances / groups,
+			"spares": map[string]any{"count": s.spares}}
 	}
 	text, err := json.Marshal(map[string]any{
 		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage",
@@ -230,7 +232,7 @@ func (s *stack) startAgent(g int, e entered) {
 		return
 	}
 	s.fleet.orders <- order{Op: "start", ID: id, Nonce: string(e.req.Userdata), CA: s.caBundle(),
-		Registration: s.ports[2], Agent: s.ports[4]}
+		Registration: s.ports[2], Agent: s.ports[4], Spare: e.req.Tags.Spare}
 }
 
 func (s *stack) caBundle() string {

@@ -72,13 +72,15 @@ type order struct {
 	CA           string `json:"ca,omitempty"`
 	Registration string `json:"registration,omitempty"`
 	Agent        string `json:"agent,omitempty"`
+	// Spare makes the agent say when its instance becomes a member.
+	Spare bool `json:"spare,omitempty"`
 
 	Times int           `json:"times,omitempty"`
 	Every time.Duration `json:"every,omitempty"`
 }
 
 type note struct {
-	Op string `json:"op"` // sent, up
+	Op string `json:"op"` // sent, up, member
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
@@ -190,7 +192,12 @@ func runAgents(in io.Reader, out io.Writer) {
 			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration},
 				AgentAddrs: []string{o.Agent}, Identity: identity,
 				Keys: &foldertest.Memory{}, Files: &foldertest.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
-				Machine: machine{}, Dial: m.dial,
+				Machine: machine{}, Dial: m.dial, Member: func(_ context.Context, member bool) error {
+					if o.Spare && member {
+						say(note{Op: "member", ID: o.ID, At: time.Now().UnixNano()})
+					}
+					return nil
+				},
 				Version: "bench", Log: log})
 			ctx, cancel := context.WithCancel(context.Background())
 			m.cancel = cancel
@@ -245,6 +252,8 @@ type fleet struct {
 	mu   sync.Mutex
 	sent map[string]chan sending
 	up   int
+	// joined receives the spares that become members.
+	joined chan note
 }
 
 // sending contains the time at which an agent began to send a message, and the time at which the kernel received the
@@ -253,7 +262,8 @@ type sending struct{ began, wrote time.Time }
 
 func startFleet(b testing.TB) *fleet {
 	b.Helper()
-	f := &fleet{orders: make(chan order, 1024), sent: map[string]chan sending{}}
+	f := &fleet{orders: make(chan order, 1024), sent: map[string]chan sending{},
+		joined: make(chan note, 1024)}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), agentsEnv+"=1")
 	cmd.Stderr = os.Stderr
@@ -288,6 +298,10 @@ func startFleet(b testing.TB) *fleet {
 			var n note
 			if decoder.Decode(&n) != nil {
 				return
+			}
+			if n.Op == "member" {
+				f.joined <- n
+				continue
 			}
 			if n.Op == "sent" {
 				f.sendingOf(n.ID) <- sending{time.Unix(0, n.At), time.Unix(0, n.Wrote)}

@@ -18,16 +18,29 @@ func (f *Fleet) start(a plan.Action) {
 			f.startCreate(a)
 			return
 		}
-		spot := 0
+		count, spot := &f.pending, 0
+		if a.Spare {
+			count = &f.pendingSpares
+		}
 		if a.Spot {
 			spot = 1
 		}
-		f.pending++
+		*count++
 		f.pendingSpot += spot
 		f.after(f.Reserve, f.term, func() {
-			f.pending--
+			*count--
 			f.pendingSpot -= spot
 			f.startCreate(a)
+		})
+	case plan.Promote:
+		f.work(vm, plan.Promoting, f.Write, func() {
+			if !vm.Spare {
+				f.fail("%s becomes a member twice", vm.Name)
+			}
+			vm.Spare, vm.PromotedAt, vm.Finishes = false, f.Now, a.Finishes()
+			if a.Cause.Advised() {
+				f.advised = plan.ApplyAdvisedCreate(f.advised, f.Group.GroupKey, "", f.Now)
+			}
 		})
 	case plan.Mark:
 		f.work(vm, plan.MarkingDeleting, f.Write, func() {
@@ -119,7 +132,10 @@ func (f *Fleet) start(a plan.Action) {
 
 // countFailure counts the failure of an instance, if it is deleted or preserved because it failed.
 func (f *Fleet) countFailure(vm *VM, a plan.Action) {
-	if a.Cause == plan.CauseUnregistered {
+	switch {
+	case a.Cause == plan.CauseUnregistered && vm.Spare:
+		f.spareBackoff = plan.ApplyCreateFailure(f.spareBackoff, f.Group.GroupKey, a.Reason, f.Now)
+	case a.Cause == plan.CauseUnregistered:
 		f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
 	}
 	running := f.Running()
@@ -141,7 +157,7 @@ func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
 
 func (f *Fleet) startCreate(a plan.Action) {
 	vm := f.make()
-	vm.Spot, vm.Finishes = a.Spot, a.Finishes()
+	vm.Spot, vm.Spare, vm.Finishes = a.Spot, a.Spare, a.Finishes()
 	if a.Spot && f.NoSpot {
 		f.spotRefusedAt = f.Now
 		vm.Spot = !a.Fallback
@@ -170,6 +186,8 @@ func (f *Fleet) startCreate(a plan.Action) {
 // refused counts a create call that the provider refused, as the real executor does.
 func (f *Fleet) refused(a plan.Action, why string) {
 	switch {
+	case a.Spare:
+		f.spareBackoff = plan.ApplyCreateFailure(f.spareBackoff, f.Group.GroupKey, why, f.Now)
 	case a.Cause == plan.CauseReturnToSpot && a.Spot:
 	case a.Cause.Advised():
 		f.advised = plan.ApplyAdvisedCreate(f.advised, f.Group.GroupKey, why, f.Now)
@@ -259,7 +277,7 @@ func (f *Fleet) Mend(vm *VM) {
 // Notice announces that the cloud will take the VM away after the duration `deadline`.
 func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
 	f.refresh(vm)
-	if !vm.Notice && plan.Counts(&vm.Instance) {
+	if !vm.Notice && (plan.Counts(&vm.Instance) || plan.CountsAsSpare(&vm.Instance)) {
 		f.notices = plan.ApplyNotice(f.notices, &f.Group, f.Now)
 	}
 	vm.Notice, vm.NoticeDeadline = true, f.Now.Add(deadline)
@@ -320,7 +338,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
-	f.advised = plan.Notices{}
+	f.advised, f.spareBackoff, f.pendingSpares = plan.Notices{}, plan.Backoff{}, 0
 	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
 	f.lateRaised = false
 	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, "", 0, time.Time{}

@@ -55,6 +55,17 @@ func Random(rng *rand.Rand) *Fleet {
 	return f
 }
 
+// DrawSpares gives the group warm spares, in one of three cases.
+func (f *Fleet) DrawSpares() {
+	if f.spares.Intn(3) == 0 {
+		f.Group.Spares = config.Spares{Count: 1 + f.spares.Intn(3),
+			MaxAge: config.Duration(f.spares.Intn(3)) * config.Duration(time.Hour)}
+		for range f.spares.Intn(f.Group.Spares.Count + 1) {
+			f.AddSpare()
+		}
+	}
+}
+
 func randomPreserve(rng *rand.Rand) config.Preserve {
 	return config.Preserve{Max: rng.Intn(4), For: config.Duration(1+rng.Intn(60)) * config.Duration(time.Minute)}
 }
@@ -94,6 +105,7 @@ func disturbed(rng *rand.Rand, g *config.Group) {
 // RandomSnapshot returns a random snapshot. It may combine states that never occur together.
 func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	f := Random(rng)
+	f.DrawSpares()
 	f.Group.Size = rng.Intn(8)
 	f.Group.Deleted = rng.Intn(10) == 0
 	f.Group.Static = rng.Intn(2) == 0
@@ -117,6 +129,10 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	s.GuardRaised, s.BackoffRaised = maybe(2), maybe(2)
 	if maybe(2) {
 		s.HaltRaised = "the rollout is halted"
+	}
+	s.PendingSpares = f.spares.Intn(2) * f.Group.Spares.Count
+	if f.spares.Intn(4) == 0 {
+		s.SpareBackoff = plan.Backoff{Failures: 1 + f.spares.Intn(5), Last: s.Now.Add(-time.Second), Reason: "refused"}
 	}
 	s.Guard = plan.Guard{Exceeded: maybe(2), HoldUntil: when(2).Add(10 * time.Minute), FellAt: when(2)}
 	if maybe(3) {
@@ -193,6 +209,13 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 		i.InLoadBalancers = maybe(2)
 		if i.State != record.Reserved && !i.OnDemand && maybe(5) {
 			i.PreservedAt, i.Deregistered = when(1), maybe(2)
+		}
+		if f.Group.Spares.Count > 0 && !i.OnDemand && i.PreservedAt.IsZero() && i.Work != plan.Preserving &&
+			f.spares.Intn(2) == 0 {
+			i.Spare = true
+			if i.State == record.Registered && i.Work == plan.Idle && f.spares.Intn(6) == 0 {
+				i.Work = plan.Promoting
+			}
 		}
 		s.Instances = append(s.Instances, *i)
 	}
@@ -326,7 +349,7 @@ func (f *Fleet) Calm() {
 // instances as its size, every instance is healthy and current, and no work is in progress.
 func (f *Fleet) Settled() (wrong string) {
 	f.Snapshot()
-	managed := 0
+	managed, spares := 0, 0
 	for _, vm := range f.VMs {
 		switch {
 		case vm.OnDemand:
@@ -341,13 +364,19 @@ func (f *Fleet) Settled() (wrong string) {
 			return vm.Name + " has an outdated image"
 		case vm.InfraHash != f.Group.InfraHash || vm.RuntimeHash != f.Group.RuntimeHash:
 			return vm.Name + " is out of date"
+		case vm.Spare:
+			spares++
+			continue
 		case len(f.Group.LoadBalancers) > 0 && !vm.InLoadBalancers:
 			return vm.Name + " is not in the load balancers"
 		}
 		managed++
 	}
-	if size, _ := f.Group.SizeAt(f.Now); managed != size {
+	switch size, _ := f.Group.SizeAt(f.Now); {
+	case managed != size:
 		return "the group is not at its size"
+	case size > 0 && spares != f.Group.Spares.Count:
+		return "the group has not its spares"
 	}
 	return ""
 }

@@ -45,13 +45,17 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			counted++
 		}
 	}
-	creates, preserved := 0, 0
+	creates, preserved, spares, promoted := 0, 0, 0, 0
 	busy := map[ident.ID]plan.Kind{}
 	marked, reasons := map[ident.ID]plan.Cause{}, map[ident.ID]string{}
 	for _, a := range d.Actions {
 		i := have[a.Instance]
 		switch a.Kind {
 		case plan.Create:
+			if a.Spare {
+				spares++
+				continue
+			}
 			creates++
 			if a.Replaces.IsZero() != (a.Cause == "") {
 				return fmt.Errorf("%+v: an instance is replaced for a cause", a)
@@ -83,6 +87,11 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 			if a.Kind == plan.Forget && (i.Provider.Value != plan.ProviderGone || !i.Provider.Complete) {
 				return fmt.Errorf("%+v: the VM is not known to be gone", a)
 			}
+		case plan.Promote:
+			if !i.Spare || i.State != record.Registered || !i.Healthy || plan.Drifted(&s.Group, s.Image, i) {
+				return fmt.Errorf("%+v: it cannot become a member: %+v", a, *i)
+			}
+			promoted++
 		case plan.Preserve:
 			if i.State == record.Deleting || i.State == record.Reserved || i.OnDemand {
 				return fmt.Errorf("%+v: in state %s, on demand: %t", a, i.State, i.OnDemand)
@@ -116,7 +125,41 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 		return fmt.Errorf("%d instances are preserved on top of %d, at most %d may be", preserved, preservedOf(s),
 			s.Group.Preserve.Max)
 	}
+	if err := checkSpares(s, desired, spares, promoted, busy); err != nil {
+		return err
+	}
+	if promoted > 0 && counted+promoted > desired+surge+len(marked) {
+		return fmt.Errorf("%d spares become members on top of %d, the size is %d with a surge of %d", promoted, counted,
+			desired, surge)
+	}
 	return checkSize(s, desired, surge, counted, creates, marked, reasons)
+}
+
+// checkSpares checks that a group never has more spares than it asks for, and one more while one is renewed.
+func checkSpares(s plan.Snapshot, desired, creates, promoted int, busy map[ident.ID]plan.Kind) error {
+	want, have := s.Group.Spares.Count, s.PendingSpares
+	if desired == 0 {
+		want = 0
+	}
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		if plan.CountsAsSpare(i) && busy[i.ID] != plan.Mark && busy[i.ID] != plan.Promote &&
+			(i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now)) && !timedOutSpare(s, i) {
+			have++
+		}
+	}
+	if creates > 0 && have+creates > want+1 {
+		return fmt.Errorf("%d creates of spares on top of %d, and %d are wanted", creates, have, want)
+	}
+	if creates > 0 && s.SpareBackoff.Until(s.Group.GroupKey).After(s.Now) {
+		return fmt.Errorf("%d creates of spares while they back off", creates)
+	}
+	return nil
+}
+
+// timedOutSpare reports whether the deletion of a spare that did not register is due.
+func timedOutSpare(s plan.Snapshot, i *plan.Instance) bool {
+	return i.RegisteredAt.IsZero() && i.State == record.Created && timedOut(s, i)
 }
 
 // checkWait checks that the decision says what the group waits for. A group waits for nothing if it has its
@@ -130,7 +173,7 @@ func checkWait(s plan.Snapshot, d plan.Decision) error {
 		return fmt.Errorf("no sentence says what the group waits for: %s", words)
 	case !d.Wait.Resting:
 		return nil
-	case d.Blocked != "", d.Rollout != "", s.PendingCreates > 0, len(d.Actions) > 0 && !onlyEvents(d.Actions):
+	case d.Blocked != "", d.Rollout != "", s.PendingCreates+s.PendingSpares > 0, len(d.Actions) > 0 && !onlyEvents(d.Actions):
 		return fmt.Errorf("the group rests with %+v", d)
 	}
 	for n := range s.Instances {
@@ -159,7 +202,7 @@ func preservedOf(s plan.Snapshot) (n int) {
 
 // counts is a second, independent implementation of the rule for which instances count towards a group's size.
 func counts(s plan.Snapshot, i *plan.Instance) bool {
-	if i.OnDemand || i.State == record.Deleting || i.Work == plan.MarkingDeleting || i.Work == plan.Preserving ||
+	if i.OnDemand || i.Spare && i.Work != plan.Promoting || i.State == record.Deleting || i.Work == plan.MarkingDeleting || i.Work == plan.Preserving ||
 		!i.PreservedAt.IsZero() {
 		return false
 	}
@@ -184,7 +227,7 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 	for n := range s.Instances {
 		i := &s.Instances[n]
 		cause := marked[i.ID]
-		if i.OnDemand {
+		if i.OnDemand || i.Spare && i.Work != plan.Promoting {
 			continue
 		}
 		failed := s.Group.RolledBack() && plan.Drifted(&s.Group, s.Image, i) // rule 71

@@ -61,6 +61,8 @@ type Fleet struct {
 	VMs []*VM // sorted by ID, until they are forgotten
 
 	pending, pendingSpot     int // creates without an ID
+	pendingSpares            int
+	spareBackoff             plan.Backoff
 	spotRefusedAt            time.Time
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
@@ -85,6 +87,7 @@ type Fleet struct {
 	rand                     *rand.Rand
 	doubt                    *rand.Rand // for checkFirm
 	advice                   *rand.Rand // for troubleOfAdvice
+	spares                   *rand.Rand // for spares
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
@@ -131,7 +134,8 @@ func New(seed int64) *Fleet {
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
 		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)),
 		doubt: rand.New(rand.NewSource(^seed)), advice: rand.New(rand.NewSource(seed + 1)),
-		marks: map[plan.Cause]int{}, asked: map[ident.ID]string{},
+		spares: rand.New(rand.NewSource(seed + 2)),
+		marks:  map[plan.Cause]int{}, asked: map[ident.ID]string{},
 	}
 	f.after(f.Settings.CollectInterval, 0, f.list)
 	return f
@@ -190,6 +194,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: running,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
+		PendingSpares: f.pendingSpares, SpareBackoff: f.spareBackoff,
 		Backoff: f.backoff, Notices: f.notices, Advised: f.advised, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, LateRaised: f.lateRaised, HaltRaised: f.haltRaised,
 		Image: f.image(), WantedImage: f.Image,
@@ -284,7 +289,7 @@ func (f *Fleet) refresh(vm *VM) {
 		vm.Lapses = vm.Lapses.After(f.Now)
 	}
 	if vm.Healthy && !vm.EverHealthy && vm.PreservedAt.IsZero() {
-		f.backoff = plan.Backoff{}
+		f.backoff, f.spareBackoff = plan.Backoff{}, plan.Backoff{}
 	}
 	vm.EverHealthy = vm.EverHealthy || vm.Healthy
 	if vm.FilesSent != "" {
@@ -462,10 +467,13 @@ func (f *Fleet) write(a plan.Action) {
 	if a.Spot {
 		parts = append(parts, "spot")
 	}
+	if a.Spare {
+		parts = append(parts, "spare")
+	}
 	if vm := f.VM(a.Instance); vm != nil {
 		parts = append(parts, vm.Name)
 	}
-	if a.Cause != "" && a.Kind != plan.Create {
+	if a.Cause != "" && a.Kind != plan.Create && a.Kind != plan.Promote {
 		parts = append(parts, string(a.Cause))
 	}
 	if a.Alert != "" {
@@ -532,6 +540,13 @@ func (f *Fleet) Add() *VM {
 	hash := f.Running().RuntimeHash
 	vm.FilesSent, vm.RuntimeHash, vm.InLoadBalancers = hash, hash, true
 	f.refresh(vm)
+	return vm
+}
+
+// AddSpare adds a spare to the group that has been running and healthy for one hour.
+func (f *Fleet) AddSpare() *VM {
+	vm := f.Add()
+	vm.Spare, vm.InLoadBalancers = true, false
 	return vm
 }
 

@@ -24,6 +24,7 @@ type agent struct {
 	wasHealthy bool // a leader has received a healthy report from it
 	broken     bool // never registers
 	hash       string
+	role       plan.Role // "": unknown
 	stream     uint64
 	leader     *leader.Leader // the leader at the other end of the stream
 	busy       bool
@@ -164,7 +165,8 @@ func (f *fleet) speak(m *machine) {
 	if view, ok := leader.State.Instance(m.id); ok && view.Plan.Announced {
 		f.startHook(m)
 	}
-	report := shardstate.Report{HookEnded: a.hookEnded, Healthy: !now.Before(a.sick), RuntimeHash: a.hash,
+	f.takeRole(s.term, m)
+	report := shardstate.Report{HookEnded: a.hookEnded, Role: a.role, Healthy: !now.Before(a.sick), RuntimeHash: a.hash,
 		Files:  []shardstate.FileState{},
 		Checks: []shardstate.CheckState{a.check(w)}, ChecksVersion: a.hash, Metrics: w.numbers(m)}
 	if a.notice {
@@ -319,6 +321,18 @@ func (t *term) Drain(id ident.ID) {
 		w.sched.after(m.dice.between(time.Millisecond, time.Second), func() {
 			if m.agent.leader == t.leader {
 				w.fleet.startHook(m)
+			}
+		})
+	}
+}
+
+// Role implements execute.Files. The agent hears of its role if it is connected.
+func (t *term) Role(id ident.ID) {
+	w := t.server.world
+	if m := w.fleet.byInstance[id]; m != nil && m.agent.leader == t.leader {
+		w.sched.after(m.dice.between(time.Millisecond, time.Second), func() {
+			if m.agent.leader == t.leader {
+				w.fleet.takeRole(t, m)
 			}
 		})
 	}

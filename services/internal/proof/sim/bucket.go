@@ -44,6 +44,7 @@ type document struct {
 	Deadline     time.Time         `json:"delete_deadline"`
 	DeletedAt    time.Time         `json:"deleted_at"`
 	Preserved    *record.Preserved `json:"preserved"`
+	Spare        *record.Spare     `json:"spare"`
 	InfraHash    string            `json:"infra_config_hash"`
 	RegisteredAt time.Time         `json:"registered_at"`
 	CreatedAt    time.Time         `json:"created_at"`
@@ -97,6 +98,8 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		case have == nil:
 		case have.stays() && next.State == record.Deleting:
 			b.world.checkRemoval(s, have, &next)
+		case have.isSpare() && !next.isSpare():
+			b.world.checkPromotion(s, have, &next)
 		case have.counts() && next.stays() && next.Preserved != nil:
 			next.Reason = next.Preserved.Reason
 			b.world.checkPreserve(s, have, &next)
@@ -172,7 +175,7 @@ func (b *bucket) changed(key string, body []byte) {
 	}
 	b.checkStep(have, &next)
 	next.removed, next.decided, next.doubtful = false, have.decided, have.doubtful
-	if have.counts() && !next.counts() {
+	if have.counts() && !next.counts() || have.isSpare() && have.stays() && !next.stays() {
 		next.decided = decision{next.Term, w.sched.now}
 	}
 	*have = next
@@ -210,6 +213,11 @@ func (b *bucket) checkStep(have, next *document) {
 		w.fail(ruleOneKey, "the nonce of %s is consumed twice", have.ID)
 	case have.Preserved != nil && (next.Preserved == nil || !next.Preserved.At.Equal(have.Preserved.At)):
 		w.fail(rulePreserve, "%s is preserved since %v, and now %+v", have.ID, have.Preserved.At, next.Preserved)
+	case have.Group != "" && (have.Spare == nil) != (next.Spare == nil):
+		w.fail(ruleSpares, "%s was created as a spare: %t, and now %t", have.ID, have.Spare != nil, next.Spare != nil)
+	case have.Spare != nil && !have.isSpare() && !next.Spare.PromotedAt.Equal(have.Spare.PromotedAt):
+		w.fail(ruleSpares, "%s became a member at %v, and again at %v", have.ID, have.Spare.PromotedAt,
+			next.Spare.PromotedAt)
 	case have.State == record.Deleting && next.State == record.Deleting && next.Deadline.After(have.Deadline):
 		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}

@@ -103,8 +103,10 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 	case before != nil && before.digest != digest:
 		w.fail(ruleOneVM, "%s is asked for a second time with other parameters", id)
 	case before == nil && d.State == record.Reserved:
-		w.fleet.asked[id] = &ask{term: t.number, key: key, digest: digest}
-		if !call.Request.Tags.OnDemand && !s.fooled && !w.recentlyFooled() {
+		w.fleet.asked[id] = &ask{term: t.number, key: key, digest: digest, spare: call.Request.Tags.Spare}
+		if call.Request.Tags.Spare && !s.fooled && !w.recentlyFooled() {
+			w.checkSpareCount(t, key, id)
+		} else if !call.Request.Tags.OnDemand && !s.fooled && !w.recentlyFooled() {
 			w.checkSize(t, key)
 			w.checkPurchase(t, key, call.Request.Tags)
 		}
@@ -128,7 +130,7 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 		if m.key == key && m.alive() && !m.doomed() {
 			d := w.bucket.byID[m.id]
 			switch {
-			case d == nil || d.removed || m.onDemand:
+			case d == nil || d.removed || m.onDemand || w.isSpare(m):
 			case d.ReservedTerm < t.number && m.since.Before(t.listed):
 				if d.counts() || d.State == record.Reserved {
 					n++
@@ -143,7 +145,7 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 		}
 	}
 	for id, a := range w.fleet.asked {
-		if d := w.bucket.byID[id]; a.term == t.number && a.key == key && !d.OnDemand {
+		if d := w.bucket.byID[id]; a.term == t.number && a.key == key && !d.OnDemand && (!a.spare || d.counts()) {
 			n++
 		}
 	}
@@ -224,7 +226,7 @@ func (w *World) checkRest() {
 	if holder := w.provider.Holder(); holder != s.machine() {
 		w.fail(ruleAddress, "the leader is %s, the address is at %q", s.machine(), holder)
 	}
-	have := map[config.GroupKey]int{}
+	have, spares := map[config.GroupKey]int{}, map[config.GroupKey]int{}
 	for _, m := range w.fleet.order {
 		d := w.bucket.byID[m.id]
 		switch {
@@ -236,11 +238,14 @@ func (w *World) checkRest() {
 			w.fail(ruleAtRest, "VM %s of %s exists, its record has state %s", m.providerID, m.id, d.State)
 		case d.ProviderID != m.providerID:
 			w.fail(ruleOneVM, "the record of %s names %s, its VM is %s", d.ID, d.ProviderID, m.providerID)
+		case d.isSpare():
+			spares[m.key]++
 		case !d.OnDemand:
 			have[m.key]++
 		}
 	}
 	w.checkGroups(s.term, have)
+	w.checkSparesAtRest(s.term, spares)
 	w.checkTrial(s.term)
 	w.checkNoneFails()
 	w.checkNoneRefused(s.term)
@@ -303,7 +308,7 @@ func (w *World) checkBalancer(t *term, name string) {
 		for _, lb := range t.groups[m.key].LoadBalancers {
 			// An agent is refused if another key consumed its nonce. Its instance is never healthy, so it must not be a
 			// member. The leader keeps such an instance only if it is on-demand.
-			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
+			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused && !w.isSpare(m)
 		}
 	}
 	for _, id := range w.provider.Members(name) {

@@ -33,6 +33,7 @@ type machine struct {
 	dice       *dice
 	onDemand   bool
 	spot       bool
+	spare      bool
 	// balancedUntil is when the load balancers that the VM left have finished its requests.
 	balancedUntil time.Time
 	asked         int   // counts the random decisions about this VM
@@ -45,6 +46,7 @@ type ask struct {
 	key    config.GroupKey
 	digest string
 	calls  calls
+	spare  bool
 }
 
 // calls counts calls about one object within a minute.
@@ -85,7 +87,7 @@ func (f *fleet) changed(vm infra.VM, at time.Time) {
 			hashText(vm.Tags.Instance.String())), since: w.sched.now, key: config.GroupKey{Tenant: vm.Tags.Tenant,
 			Group: vm.Tags.Group}}
 		m.agent.world, m.onDemand = w, vm.Tags.OnDemand
-		m.spot = vm.Tags.Spot
+		m.spot, m.spare = vm.Tags.Spot, vm.Tags.Spare
 		f.byProvider[vm.ProviderID] = m
 		f.order = append(f.order, m)
 		if other := f.byInstance[m.id]; other != nil {

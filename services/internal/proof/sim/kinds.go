@@ -93,35 +93,38 @@ const (
 
 // Actions of people and of the operator.
 const (
-	bucketCopied  Kind = "bucket copied" // and a server uses the copy
-	resize        Kind = "size changed"
-	newInfra      Kind = "infra changed"
-	newRuntime    Kind = "runtime changed"
-	newRollout    Kind = "rollout changed"
-	newImage      Kind = "new image"
-	groupGone     Kind = "group added or removed"
-	rebalance     Kind = "balancers changed"
-	expiryOn      Kind = "expiry switched"
-	emptying      Kind = "shard emptied"
-	invalid       Kind = "invalid config"
-	groupChanged  Kind = "operator changes group"
-	madeOne       Kind = "operator creates"
-	removedOne    Kind = "operator deletes"
-	protectedOne  Kind = "operator protects" // or ends that
-	watchCut      Kind = "watch cut"
-	neverDrains   Kind = "operator drains not"
-	failsKept     Kind = "VM to keep fails" // its health check
-	released      Kind = "operator releases"
-	newPreserve   Kind = "preserve changed"
-	goodConfig    Kind = "trial of a good configuration"
-	badConfig     Kind = "trial of a bad configuration"
-	fixedConfig   Kind = "bad configuration corrected"
-	killedUndoing Kind = "leader killed during a trial"
-	killedKeeping      = "leader killed while it preserves"
-	sizeHeld      Kind = "operator holds a size"
-	metricsLie    Kind = "numbers lie" // of some agents or all
-	metricsGone   Kind = "no numbers"
-	killedScaling Kind = "leader killed while it scales"
+	bucketCopied    Kind = "bucket copied" // and a server uses the copy
+	resize          Kind = "size changed"
+	newInfra        Kind = "infra changed"
+	newRuntime      Kind = "runtime changed"
+	newRollout      Kind = "rollout changed"
+	newImage        Kind = "new image"
+	groupGone       Kind = "group added or removed"
+	rebalance       Kind = "balancers changed"
+	expiryOn        Kind = "expiry switched"
+	emptying        Kind = "shard emptied"
+	invalid         Kind = "invalid config"
+	groupChanged    Kind = "operator changes group"
+	madeOne         Kind = "operator creates"
+	removedOne      Kind = "operator deletes"
+	protectedOne    Kind = "operator protects" // or ends that
+	watchCut        Kind = "watch cut"
+	neverDrains     Kind = "operator drains not"
+	failsKept       Kind = "VM to keep fails" // its health check
+	released        Kind = "operator releases"
+	newPreserve     Kind = "preserve changed"
+	goodConfig      Kind = "trial of a good configuration"
+	badConfig       Kind = "trial of a bad configuration"
+	fixedConfig     Kind = "bad configuration corrected"
+	killedUndoing   Kind = "leader killed during a trial"
+	killedKeeping        = "leader killed while it preserves"
+	sizeHeld        Kind = "operator holds a size"
+	metricsLie      Kind = "numbers lie" // of some agents or all
+	metricsGone     Kind = "no numbers"
+	killedScaling   Kind = "leader killed while it scales"
+	memberLost      Kind = "VM lost beside spares"
+	newSpares       Kind = "spares changed"
+	killedPromoting Kind = "leader killed while it promotes"
 )
 
 // odds says how often a kind of fault occurs in a World that has this kind.

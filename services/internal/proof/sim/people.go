@@ -69,6 +69,7 @@ type spec struct {
 	ignores        bool // maintenance
 	preserve       config.Preserve
 	scaling        *scaled // nil: leaders do not scale it
+	spares         config.Spares
 }
 
 // wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
@@ -80,6 +81,7 @@ type wish struct {
 
 func newPeople(w *World) people {
 	keeps, scales := w.dice("preserves").IntN(3) == 0, w.dice("scales").IntN(6) == 0 && !w.opts.Limited
+	spares := w.dice("with spares").IntN(3) == 0
 	p := people{world: w, versions: map[objstore.Token]int{}, dynamic: map[config.GroupKey]*wish{},
 		onDemand: map[ident.ID]*wish{},
 		drained:  map[ident.ID]bool{}, protected: map[ident.ID]time.Time{}, rolled: map[config.GroupKey][]time.Time{}}
@@ -112,6 +114,9 @@ func newPeople(w *World) people {
 		}
 		if scales {
 			g.drawScaling(w.dice("scaling", uint64(i)))
+		}
+		if spares {
+			g.drawSpares(w.dice("spares", uint64(i)))
 		}
 		p.groups = append(p.groups, g)
 	}
@@ -168,9 +173,9 @@ func (p *people) document() []byte {
 		spec := config.GroupSpec{Template: from, Size: &g.size, MaxSurge: &g.surge,
 			DrainTimeout: duration(time.Duration(g.drain) * time.Second), LoadBalancers: g.balancers,
 			Rollout: &g.rollout, Disruption: g.limits(), Schedules: g.schedules, Purchase: g.purchase,
-			Preserve: g.preserved(),
-			Vars:     map[string]string{"v": fmt.Sprint(g.runtime), "version": ""},
-			Args:     map[string]any{"image": g.infra}}
+			Preserve: g.preserved(), Spares: &g.spares,
+			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""},
+			Args: map[string]any{"image": g.infra}}
 		g.scaling.configure(&spec)
 		s.Groups[g.key.Tenant][g.key.Group] = spec
 	}
@@ -372,6 +377,7 @@ func (p *people) settle() {
 	}
 	for _, g := range p.groups {
 		g.preserve.For = min(g.preserve.For, restingFor)
+		g.spares.MaxAge = 0
 		if p.trial != nil && p.trial.kept && p.trial.group == g {
 			continue
 		}

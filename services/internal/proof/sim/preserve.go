@@ -134,8 +134,8 @@ func (w *World) othersAreWell(t *term, m *machine) bool {
 	})
 }
 
-// counts reports whether the instance exists or is being created, and is neither preserved nor being deleted.
-func (d *document) counts() bool { return d.stays() && d.Preserved == nil }
+// counts reports whether the instance exists or is being created, and is neither a spare, preserved nor being deleted.
+func (d *document) counts() bool { return d.stays() && d.Preserved == nil && !d.isSpare() }
 
 // failure returns why the instance is deleted, or why it is preserved.
 func (d *document) failure() string {

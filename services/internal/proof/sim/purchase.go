@@ -55,7 +55,7 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	}
 	same := 0 // healthy instances that were bought in the same way, which the leader must know
 	for _, d := range w.bucket.order {
-		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && d.Spot == tags.Spot && !d.OnDemand &&
+		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && d.Spot == tags.Spot && !d.OnDemand && !d.isSpare() &&
 			m != nil && d.State == record.Registered && t.marked[d.ID] == 0 && w.isWell(t, m) {
 			same++
 		}
@@ -108,7 +108,7 @@ func (w *World) checkReturned(g config.Group, size int) {
 	}
 	others := 0
 	for _, m := range w.fleet.order {
-		if m.key == g.GroupKey && !m.onDemand && !m.spot {
+		if m.key == g.GroupKey && !m.onDemand && !w.isSpare(m) && !m.spot {
 			others++
 		}
 	}

@@ -107,7 +107,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		}
 		return
 	}
-	if d.OnDemand {
+	if d.OnDemand || d.isSpare() {
 		return
 	}
 	if why == unknown {
@@ -190,12 +190,12 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 	for _, d := range w.bucket.order {
 		// Count the VM of a reservation that an earlier leader left, as this leader does (planning rule 34).
 		m := w.fleet.byInstance[d.ID]
-		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
+		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && !m.spare && m.alive()
 		// Also count an instance whose deletion this leader did not know when it planned: an earlier leader wrote the
 		// deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an instance
 		// if this leader's write of the deletion failed, because another write came first.
-		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0) ||
-			d.Preserved != nil && t.unseen(d)
+		unseen := (d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0) ||
+			d.Preserved != nil && t.unseen(d)) && !d.isSpare()
 		stays := unseen || d.counts() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
 			n++
@@ -231,7 +231,7 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 		return
 	}
 	running, silent := w.silent(t, func(m *machine, d *document) bool {
-		return m.key == key && !d.OnDemand && !t.hasFailed(key, d)
+		return m.key == key && !d.OnDemand && !d.isSpare() && !t.hasFailed(key, d)
 	})
 	if silent > group.MaxUnhealthy.Of(running) {
 		w.fail(ruleWave, "%s is removed for its silence, %d of %d in its group are silent: %s", d.ID, silent, running,

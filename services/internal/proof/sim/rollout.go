@@ -129,9 +129,13 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id ident.ID, wave int, decided time.Time) {
 	n := 0
 	for _, d := range w.bucket.order {
-		age := decided.Sub(d.CreatedAt)
+		joined := d.CreatedAt
+		if d.Spare != nil {
+			joined = d.Spare.PromotedAt
+		}
+		age := decided.Sub(joined)
 		known := d.ReservedTerm == t.number || d.since.Before(t.began) && w.rates.of[bucketStale] == 0
-		if d.stays() && !d.OnDemand && d.key() == key && known && age > 2*wallSkew && age < time.Hour-2*wallSkew {
+		if d.stays() && !d.OnDemand && !d.isSpare() && d.key() == key && known && age > 2*wallSkew && age < time.Hour-2*wallSkew {
 			n++
 		}
 	}

@@ -52,6 +52,7 @@ const (
 	ruleHome      rule = "home"            // no server leads in a copy of the bucket
 	ruleScaling   rule = "scaling"         // chosen sizes keep their limits, windows and pauses, and end right
 	rulePreserve  rule = "preserve"        // at most preserve.max failed instances are kept, and for preserve.for
+	ruleSpares    rule = "spares"          // at most spares.count, each becomes a member once, and only if one lacks
 	ruleNoPanic   rule = "no panic"
 	ruleSimulator rule = "simulator's own" // the simulator does not understand what it observes
 )

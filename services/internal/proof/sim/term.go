@@ -323,7 +323,7 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		w.trace("event %s %s/%s %s %s", event.Type, event.Tenant, event.Group, event.Instance, event.Reason)
 	}
 	switch {
-	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
+	case (event.Type == shardstate.EventCreating || event.Type == shardstate.EventPromoted) && !event.Replaces.IsZero():
 		w.result.Replaced++
 		if e.term != nil && event.Cause != plan.CauseDrift && event.Cause != plan.CauseExpired &&
 			event.Cause != plan.CauseReturnToSpot && event.Cause != plan.CauseGone && !event.Cause.Advised() {

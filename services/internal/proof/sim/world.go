@@ -52,6 +52,7 @@ type Result struct {
 	Steps                                              uint64
 	Terms, Creates, Batches, Deletes, Faults, Replaced int
 	Inherited                                          int // number of takeovers by an heir
+	Promotions                                         int // number of spares that became members
 	// Kinds counts the faults of each kind.
 	Kinds map[Kind]int
 	// Injected are the faults of this run, in order.
@@ -207,6 +208,7 @@ func (w *World) Run() (result Result, err error) {
 	w.planCopies()
 	w.planPreserved()
 	w.planScaled()
+	w.planSpares()
 	w.planTrial()
 	w.operate.run()
 	broken := func() bool { return w.err != nil }

@@ -60,8 +60,10 @@ type Tags struct {
 	OnDemand              bool
 	CreatedAt             time.Time
 	// In a create request, Spot asks for a spot instance. In the description of a VM, Spot means that the VM is a spot
-	// instance. Spot is the only field of the second block on which the leader's decisions depend.
+	// instance. Spot and Spare are the only fields of the second block on which the leader's decisions depend.
 	Spot bool `json:",omitempty"`
+	// Spare means that the VM was created for a warm spare. It stays true when the spare becomes a member.
+	Spare bool `json:",omitempty"`
 }
 
 // CreateRequest asks for one VM. Tags.Instance is the idempotency key: a repeat with the same bytes returns the same
@@ -319,6 +321,9 @@ func (t Tags) Values() map[string]string {
 	if t.Spot {
 		values["spot"] = "true"
 	}
+	if t.Spare {
+		values["spare"] = "true"
+	}
 	return values
 }
 
@@ -327,7 +332,8 @@ func (t Tags) Values() map[string]string {
 func ParseTags(value func(name string) string) (t Tags, warning string) {
 	t = Tags{Owner: Owner{Cluster: value(TagCluster), Shard: value(TagShard)}, Tenant: value("tenant"),
 		InfraHash: value("infra-hash"), Group: value("group"), Template: value("template"), Kind: value("kind"),
-		OnDemand: value("on-demand") == "true", Spot: value("spot") == "true"}
+		OnDemand: value("on-demand") == "true", Spot: value("spot") == "true",
+		Spare: value("spare") == "true"}
 	var warnings []string
 	warn := func(name string, err error) {
 		if err != nil {

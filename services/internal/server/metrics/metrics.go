@@ -242,7 +242,9 @@ type Shard struct {
 type Group struct {
 	Tenant, Name                                 string
 	Desired, Actual, Healthy, Drifted, Preserved int
-	Paused                                       bool
+	// SparesWanted, SparesActual and SparesReady count the warm spares.
+	SparesWanted, SparesActual, SparesReady int
+	Paused                                  bool
 	// Halted means that the alert about a halted rollout of the group is active.
 	Halted bool
 	// Scaling is the last choice of the group's size by its metrics; nil: none.
@@ -277,6 +279,9 @@ var (
 	groupPreserved = shardDesc("nstance_group_preserved",
 		"Failed instances that the group preserves, while leading. They are not in nstance_group_actual.", "tenant",
 		"group")
+	groupSpares = shardDesc("nstance_group_spares", "Warm spares of the group, while leading: desired, actual (that "+
+		"exist), and ready (that can become members now). They are not in nstance_group_actual.", "tenant", "group",
+		"state")
 	groupDrifted = shardDesc("nstance_group_drifted", "Instances of nstance_group_actual that differ from the group's "+
 		"infrastructure configuration, while leading.", "tenant", "group")
 	groupPaused = shardDesc("nstance_group_paused", "1 if the rollouts of the group are paused, while leading.",
@@ -344,6 +349,11 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 		set(groupActual, float64(g.Actual), g.Tenant, g.Name)
 		set(groupHealthy, float64(g.Healthy), g.Tenant, g.Name)
 		set(groupPreserved, float64(g.Preserved), g.Tenant, g.Name)
+		if g.SparesWanted+g.SparesActual > 0 {
+			set(groupSpares, float64(g.SparesWanted), g.Tenant, g.Name, "desired")
+			set(groupSpares, float64(g.SparesActual), g.Tenant, g.Name, "actual")
+			set(groupSpares, float64(g.SparesReady), g.Tenant, g.Name, "ready")
+		}
 		set(groupDrifted, float64(g.Drifted), g.Tenant, g.Name)
 		set(groupPaused, oneIf(g.Paused), g.Tenant, g.Name)
 		set(groupHalted, oneIf(g.Halted), g.Tenant, g.Name)

@@ -34,7 +34,9 @@ func (g *group) findAdvised() {
 			g.facts[n] |= factRecommended
 		}
 		if i.Maintenance != "" && !g.Group.IgnoreMaintenance {
-			g.facts[n] |= factMaintenance
+			if g.facts[n] |= factMaintenance; i.isSpare() {
+				continue // nothing depends on it, so that it needs no window
+			}
 			maintained = append(maintained, n)
 		}
 	}

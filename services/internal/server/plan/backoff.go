@@ -96,7 +96,7 @@ func (g *group) createsAllowed(want int) (n int, out steps) {
 	if backoff, _ := g.backoff(); backoff.Failures > 0 {
 		over, until := reached(backoff.Until(g.Group.GroupKey), g.Now)
 		out.wait(until)
-		n = min(n, max(1, g.desired>>min(backoff.Failures, 30))-g.tally.of[classCreating])
+		n = min(n, max(1, g.desired>>min(backoff.Failures, 30))-g.tally.of[classCreating]-g.sparesCreating())
 		if !over || n <= 0 {
 			out.blockUntil("backing off: "+backoff.Reason, until)
 			return 0, out

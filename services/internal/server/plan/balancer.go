@@ -84,17 +84,17 @@ func ForgetBalancerHealth(i Instance) Instance {
 // healthy. If they do not answer, the wait ends after the [StartGrace]. An instance whose grace ended before this
 // leader's term does not wait.
 func (g *group) awaitsBalancer(i *Instance) (bool, time.Time) {
-	if !g.Group.LoadBalancerHealth || i.Balancer.WasHealthy || i.RegisteredAt.IsZero() {
+	if !g.Group.LoadBalancerHealth || i.Balancer.WasHealthy || i.RegisteredAt.IsZero() || i.isSpare() {
 		return false, time.Time{}
 	}
 	grace := StartGrace(g.Settings, &g.Group)
 	switch {
-	case !i.RegisteredAt.Add(grace).After(g.LeaderSince):
+	case !i.servesFrom().Add(grace).After(g.LeaderSince):
 		return false, time.Time{}
 	case i.Balancer.Refused:
 		return true, time.Time{}
 	}
-	over, until := reached(latest(i.RegisteredAt, g.LeaderSince).Add(grace), g.Now)
+	over, until := reached(latest(i.servesFrom(), g.LeaderSince).Add(grace), g.Now)
 	return !over, until
 }
 

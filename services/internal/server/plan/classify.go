@@ -34,6 +34,11 @@ const (
 	classReturning
 	classWell
 	classes = int(iota)
+	// The next three classes are of warm spares, which no other class above the first five contains. Spares of classDue
+	// are replaced by new ones (rule 80).
+	classSpareDue     = class(classes)
+	classSpareUnready = class(classes + 1)
+	classSpare        = class(classes + 2)
 )
 
 // available reports whether instances of a class are assumed to serve. This includes silent and unhealthy ones, because
@@ -47,7 +52,7 @@ func (c class) available() bool {
 }
 
 // facts are properties of one instance that several rules need.
-type facts uint16
+type facts uint32
 
 const (
 	factLeaving      facts = 1 << iota // see [Instance.isLeaving] and [group.isRemoved]
@@ -66,6 +71,7 @@ const (
 	// factTooEarly: under rule 66, the replacement waits for a window or for the maintenance.
 	factTooEarly
 	factPreserved // rule 67
+	factSpare     // rule 77; not while the record of its promotion is being written
 )
 
 func (f facts) has(all facts) bool { return f&all == all }
@@ -140,7 +146,9 @@ var rules = [...]rule{
 		}
 		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
+	{80, "aged spare", classAged, CauseExpired, factSpare, (*group).isAgedSpare},
 	{58, "returning to spot", classReturning, CauseReturnToSpot, 0, (*group).isReturning},
+	{77, "spare", classWell, CauseNone, factSpare, nil},
 	{17, "well", classWell, CauseNone, 0, nil},
 }
 
@@ -148,6 +156,7 @@ var rules = [...]rule{
 type group struct {
 	Snapshot
 	desired, surge int
+	spares         int  // instances that are spares, in any state
 	registered     bool // an instance of the group has registered
 	booting        bool // an instance has not registered
 	// usual is how long a registration usually takes, and lateAfter is when it is late. They are zero if no instance
@@ -171,7 +180,13 @@ type group struct {
 	earliestReport time.Time
 }
 
-func (g *group) class(n int) class { return rules[g.rows[n]].class }
+func (g *group) class(n int) class {
+	c := rules[g.rows[n]].class
+	if g.facts[n].has(factSpare) {
+		return spareClass(c)
+	}
+	return c
+}
 
 // cause returns why instance n is deleted even if the group is not too large, or CauseNone.
 func (g *group) cause(n int) Cause {
@@ -232,6 +247,9 @@ func classifyGroup(s Snapshot) *group {
 	for n := range g.Instances {
 		i := &g.Instances[n]
 		g.facts[n] = g.factsOf(i)
+		if g.facts[n].has(factSpare) {
+			g.spares++
+		}
 		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0
 		g.booting = g.booting || g.facts[n]&(factUnregistered|factLeaving) == factUnregistered
 	}
@@ -256,7 +274,7 @@ func classifyGroup(s Snapshot) *group {
 		g.rows[n] = row
 		g.planAgainAt(until)
 		g.addReports(i, rules[row].class)
-		if !i.OnDemand {
+		if !i.OnDemand && !i.has(factSpare) {
 			g.addToTally(i.Instance, row)
 		}
 	}
@@ -276,7 +294,8 @@ func (g *group) factsOf(i *Instance) (f facts) {
 	}
 	registered := !i.RegisteredAt.IsZero()
 	set(factLeaving, i.isLeaving() || g.isRemoved(i))
-	set(factCreating, i.awaitsCreate())
+	set(factCreating, i.awaitsCreate() || i.Work == Promoting)
+	set(factSpare, i.isSpare())
 	set(factNoticed, i.Notice)
 	set(factPoweringOff, !i.PowerOffAt.IsZero())
 	set(factEnded, !i.runs())
@@ -323,7 +342,7 @@ func (g *group) classify(i subject) (row uint8, until time.Time) {
 
 // addSilence counts an instance for the unhealthy guard. Why an instance of rule 71 fails is known: its configuration.
 func (g *group) addSilence(i subject) {
-	if i.OnDemand || g.failed(i.Instance) {
+	if i.OnDemand || i.has(factSpare) || g.failed(i.Instance) {
 		return
 	}
 	running, late, until := i.countSilence(&g.Settings, g.SilenceFrom, g.Now, !i.has(factUnwell))
@@ -348,7 +367,8 @@ func (g *group) addSilence(i subject) {
 // addReports notes when the next report of an instance is overdue, or sets anyReportMatters.
 func (g *group) addReports(i subject, c class) {
 	switch {
-	case c == classPreserved || c == classCreating || c == classLost || i.RegisteredAt.IsZero():
+	case c == classPreserved || c == classCreating && i.Work != Promoting || c == classLost ||
+		i.RegisteredAt.IsZero():
 	case c == classLeaving:
 		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
 	case !i.has(factUnwell):
@@ -434,8 +454,14 @@ func (i *Instance) launched() time.Time {
 }
 
 // Counts reports whether an instance counts towards its group's size, judged by its own state alone. It counts if it is
-// managed and neither preserved nor leaving nor lost.
-func Counts(i *Instance) bool {
+// managed and neither a spare, preserved nor leaving nor lost.
+func Counts(i *Instance) bool { return !i.isSpare() && i.stays() }
+
+// CountsAsSpare reports whether an instance counts towards the spares of its group, judged by its own state alone.
+func CountsAsSpare(i *Instance) bool { return i.isSpare() && i.stays() }
+
+// stays reports whether an instance is managed and neither preserved nor leaving nor lost.
+func (i *Instance) stays() bool {
 	if i.OnDemand || !i.PreservedAt.IsZero() || i.isLeaving() {
 		return false
 	}
@@ -505,9 +531,10 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	return reached(g.healthyBy(i), g.Now)
 }
 
-// healthyBy returns when an instance must be healthy: [StartGrace] after the later of its registration and SilenceFrom.
+// healthyBy returns when an instance must be healthy: [StartGrace] after the latest of its registration, its promotion
+// (rule 78) and SilenceFrom.
 func (g *group) healthyBy(i subject) time.Time {
-	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
+	return latest(i.servesFrom(), g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
 
 // isOlder reports whether an instance was launched longer ago than the given age. For age zero, it returns false.

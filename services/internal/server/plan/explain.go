@@ -72,5 +72,5 @@ func Explain(s Snapshot) Explanation {
 func (w Work) String() string {
 	return [...]string{Idle: "", Creating: "creating", MarkingDeleting: "marking deleting", Draining: "draining",
 		Terminating: "terminating", Forgetting: "forgetting", Maintaining: "maintaining",
-		Preserving: "preserving"}[w]
+		Preserving: "preserving", Promoting: "promoting"}[w]
 }

@@ -93,6 +93,9 @@ func (g *group) planAlerts() (out steps) {
 	g.planLateAlert(&out)
 	backoff, until := g.backoff()
 	out.wait(until)
+	if backoff.Failures == 0 {
+		backoff = g.SpareBackoff
+	}
 	switch {
 	case backoff.Failures > 0 && !g.BackoffRaised:
 		out.add(Action{Kind: RaiseError, Alert: AlertBackoff, Reason: backoff.Reason, Rule: backoff.rule()})

@@ -134,7 +134,7 @@ func (g *group) finished() (yes bool, until time.Time) {
 		if i.ChecksPending || i.RuntimeHash != g.Group.RuntimeHash {
 			return false, time.Time{}
 		}
-		since = latest(since, i.RegisteredAt)
+		since = latest(since, i.servesFrom())
 		proven++
 	}
 	if proven == 0 {

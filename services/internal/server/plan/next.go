@@ -19,7 +19,7 @@ const forgetGroupRetry = 10 * time.Second
 // instance, and none while work for the instance is under way. If an action had no effect, a later plan contains the
 // same action again.
 func Next(s Snapshot) Decision {
-	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
+	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates+s.PendingSpares == 0 {
 		return Decision{
 			Actions:  []Action{{Kind: ForgetGroup, Reason: "the group is deleted and its last instance is gone"}},
 			Schedule: Schedule{}.with(s.Now.Add(forgetGroupRetry)),
@@ -36,7 +36,9 @@ func (g *group) plan() Decision {
 	wave := g.planWave(&removed)
 	var out steps
 	out.merge(removed.steps)
-	out.merge(g.planCreates(removed, wave))
+	added := g.planCreates(removed, wave)
+	out.merge(added.steps)
+	out.merge(g.planSpares(&removed, added))
 	g.planInstances(&out, removed.chosen)
 	g.preserve(out.actions)
 	out.merge(g.planHalt())

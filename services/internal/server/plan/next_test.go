@@ -124,7 +124,10 @@ func planned(s plan.Snapshot) (lines []string, d plan.Decision) {
 		if !a.Replaces.IsZero() {
 			parts = append(parts, "for "+name(a.Replaces))
 		}
-		if a.Kind != plan.Create {
+		if a.Spare {
+			parts = append(parts, "spare")
+		}
+		if a.Kind != plan.Create && a.Kind != plan.Promote {
 			parts = append(parts, string(a.Cause)+string(a.Alert))
 		}
 		if !a.Deadline.IsZero() {

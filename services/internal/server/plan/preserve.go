@@ -45,7 +45,7 @@ func (g *group) preserve(actions []Action) {
 			continue
 		}
 		at, found := g.find(a.Instance)
-		if found && g.Instances[at].runs() && !g.Instances[at].OnDemand {
+		if found && g.Instances[at].runs() && g.isMember(at) {
 			a.Kind = Preserve
 			left--
 		}

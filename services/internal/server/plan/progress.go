@@ -23,7 +23,7 @@ func (g *group) progress() Progress {
 	p := Progress{Since: g.ConfiguredAt}
 	for n := range g.Instances {
 		i, c := &g.Instances[n], g.class(n)
-		if (c == classWell || c == classAged || c == classReturning) && !i.CreatedAt.Before(p.Since) &&
+		if (c == classWell || c == classAged || c == classReturning) && !i.joined().Before(p.Since) &&
 			!Drifted(&g.Group, g.Image, i) {
 			p.Done++
 		}

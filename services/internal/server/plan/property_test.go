@@ -26,6 +26,7 @@ func TestRandomHistoriesKeepTheRules(t *testing.T) {
 	for seed := *from; seed < *from+n; seed++ {
 		rng := rand.New(rand.NewSource(seed))
 		f := plantest.Random(rng)
+		f.DrawSpares()
 		f.Run(time.Minute)
 		f.Begin()
 		for range 5 + rng.Intn(25) {
@@ -37,6 +38,7 @@ func TestRandomHistoriesKeepTheRules(t *testing.T) {
 		}
 		f.Calm()
 		f.Settings.EligibleAge, f.Settings.ForcedAge = 0, 0 // otherwise rotation never ends for long
+		f.Group.Spares.MaxAge = 0
 		f.Run(150 * time.Minute)
 		if err := f.Err(); err != nil {
 			t.Fatalf("seed %d: %v\n%s", seed, err, f.Transcript())

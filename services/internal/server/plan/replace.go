@@ -92,8 +92,9 @@ func (g *group) replacedReason(i *Instance, cause Cause) string {
 
 // planCreates plans new instances. They fill up the group to its size, and so take the place of lost instances (rule
 // 18). Up to max_surge above the size, they also replace instances that run but will be deleted (rules 19 and 20). The
-// parameter wave is how many replacements rule 20 permits now.
-func (g *group) planCreates(removed removals, wave int) (out steps) {
+// parameter wave is how many replacements rule 20 permits now. Before anything is created, spares take these places
+// (rule 78).
+func (g *group) planCreates(removed removals, wave int) (out additions) {
 	t := &g.tally
 	total := t.total() + t.failing
 	lacking := max(0, g.desired-total)
@@ -103,32 +104,61 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 	}
 	above := max(0, total-g.desired) // replacements that exist or are on their way
 	surge = max(0, surge-above)
-	needed, voluntary, paced := g.paced(lacking, surge)
-	out.merge(paced)
-	n, limits := g.createsAllowed(needed + voluntary)
-	out.merge(limits)
-	if n == 0 {
+	if lacking+surge == 0 {
 		return out
 	}
-	out.grow(min(2*n, n+len(g.rows))) // most creates come with a deletion
-	b := g.countBought(nil)
-	lost := g.replaceable(removed.chosen, classLost)
-	for range min(n, lacking) {
-		out.add(g.buy(g.create(lost()), &b))
+	spares, until := g.promotable()
+	out.wait(until)
+	places, wanted := placing{spares: spares, bought: g.countBought(nil)}, lacking+surge
+	if len(spares) == 0 {
+		wanted = g.mayCreate(&out, lacking, surge)
 	}
+	if wanted == 0 {
+		return out
+	}
+	out.grow(min(2*wanted, wanted+len(g.rows))) // most creates come with a deletion
+	lost := g.replaceable(removed.chosen, classLost)
+	for range min(wanted, lacking) {
+		g.place(&out, &places, g.create(lost()))
+	}
+	needed := len(places.creates)
 	leaving := g.replaceable(g.waiting, classExpired, classSilent, classAdvised, classDrifted, classUnreadyDrifted,
 		classAged, classReturning)
 	for range above {
-		g.leave(leaving(), &b)
+		g.leave(leaving(), &places.bought)
 	}
-	for k := lacking; k < n; k++ {
+	for range wanted - min(wanted, lacking) {
 		replaced := leaving()
-		g.leave(replaced, &b)
-		create := g.buy(g.create(replaced), &b)
+		g.leave(replaced, &places.bought)
+		create := g.create(replaced)
 		create.Voluntary = true
-		out.add(create)
+		g.place(&out, &places, create)
 	}
+	if len(spares) > 0 {
+		places.creates = places.creates[:g.mayCreate(&out, needed, len(places.creates)-needed)]
+	}
+	out.creates = len(places.creates)
+	out.actions = append(out.actions, places.creates...)
 	return out
+}
+
+// mayCreate returns how many instances may be created now: of those that the group lacks, and after them of voluntary
+// replacements.
+func (g *group) mayCreate(out *additions, lacking, voluntary int) int {
+	needed, voluntary, paced := g.paced(lacking, voluntary)
+	out.merge(paced)
+	n, limits := g.createsAllowed(needed + voluntary)
+	out.merge(limits)
+	out.unfilled = max(0, lacking-n)
+	return n
+}
+
+// additions are new members of a group, and the spares that become members.
+type additions struct {
+	steps
+	creates  int   // actions that create a member
+	unfilled int   // instances that the group lacks and that cannot be created now
+	promoted []int // spares
 }
 
 // create plans an instance that replaces instance n. With a negative n, it replaces no instance.
@@ -149,7 +179,7 @@ func (g *group) replaceable(chosen []bool, of ...class) func() int {
 			for n < len(g.rows) {
 				k := n
 				n++
-				if g.class(k) != of[0] || g.Instances[k].OnDemand || chosen != nil && chosen[k] ||
+				if g.class(k) != of[0] || !g.isMember(k) || chosen != nil && chosen[k] ||
 					g.cause(k) == CauseUnregistered {
 					continue
 				}
@@ -179,6 +209,8 @@ func (g *group) ruleOf(n int, cause Cause) int {
 		return 68
 	case cause == row.cause:
 		return row.number
+	case g.facts[n].has(factSpare):
+		return 81
 	case row.class.available():
 		return 22
 	}

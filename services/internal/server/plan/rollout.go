@@ -123,10 +123,10 @@ func (g *group) withinHour(n int) (int, steps) {
 	}
 	var young []time.Time // when each of them is older than an hour
 	for k := range g.Instances {
-		if g.Instances[k].OnDemand {
+		if !g.isMember(k) {
 			continue
 		}
-		if over, at := reached(g.Instances[k].CreatedAt.Add(time.Hour), g.Now); !over {
+		if over, at := reached(g.Instances[k].joined().Add(time.Hour), g.Now); !over {
 			young = append(young, at)
 		}
 	}
@@ -153,7 +153,7 @@ func (g *group) canaryWave() (n int, out steps) {
 	for k := range g.rows {
 		i, c := &g.Instances[k], g.class(k)
 		switch {
-		case i.OnDemand:
+		case !g.isMember(k):
 			continue
 		case c == classHeld && !Drifted(&g.Group, g.Image, i):
 			young++ // it proves nothing until the guard ends
@@ -163,7 +163,7 @@ func (g *group) canaryWave() (n int, out steps) {
 		case Drifted(&g.Group, g.Image, i): // it is well, because it is protected (rule 54)
 			continue
 		}
-		if over, at := reached(g.Instances[k].RegisteredAt.Add(bake), g.Now); over {
+		if over, at := reached(g.Instances[k].servesFrom().Add(bake), g.Now); over {
 			baked++
 		} else {
 			young++

@@ -123,7 +123,7 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 	var candidates []candidate
 	for k := range g.rows {
 		i, c := &g.Instances[k], g.class(k)
-		if i.OnDemand || r.chosen[k] || c != classCreating && c != classUnready && c != classUnreadyDrifted ||
+		if !g.isMember(k) || r.chosen[k] || c != classCreating && c != classUnready && c != classUnreadyDrifted ||
 			g.isProtected(i) {
 			continue
 		}

@@ -41,6 +41,7 @@ type Report struct {
 	Maintenance    *Maintenance
 	Stopping       Stopping
 	HookEnded      bool // the drain hook has ended
+	Role           Role // see [Instance]
 	// ChecksPending and FailedCheck mean the same as in [Instance].
 	ChecksPending bool
 	FailedCheck   string
@@ -84,7 +85,8 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	}
 	// Rule 53: while health checks are pending, a healthy instance may stay healthy, but an unhealthy one cannot become
 	// healthy.
-	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy)
+	i.Role = r.Role
+	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy) && i.hasRole()
 	i.EverHealthy = i.EverHealthy || i.Healthy
 	i.ChecksPending, i.FailedCheck = r.ChecksPending, r.FailedCheck
 	if i.CheckFailedAt = firstTime(before.CheckFailedAt, now); r.FailedCheck == "" {
@@ -109,12 +111,12 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		PowersOff:   !i.PowerOffAt.IsZero() && before.PowerOffAt.IsZero(),
 		Restarts:    !i.RestartingAt.IsZero() && before.RestartingAt.IsZero(),
 		HookEnded:   i.HookEnded && !before.HookEnded,
-		EndsBackoff: i.Healthy && !before.EverHealthy && i.PreservedAt.IsZero(),
+		EndsBackoff: i.Healthy && !before.EverHealthy && i.PreservedAt.IsZero() && i.PromotedAt.IsZero(),
 
 		Recommendation: i.Recommended != before.Recommended,
 		Maintenance:    i.Maintenance != before.Maintenance || !i.MaintenanceAt.Equal(before.MaintenanceAt),
 	}
-	effect.NoticeCounts = effect.Noticed && Counts(&before)
+	effect.NoticeCounts = effect.Noticed && before.stays()
 	if effect.Restarts || effect.Failed && !first {
 		i.Lapses = i.Lapses.After(now)
 		effect.Changed = true
@@ -188,7 +190,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	if rec.Preserved != nil {
 		i.PreservedAt = rec.Preserved.At
 	}
-	return i
+	return applySpare(i, rec)
 }
 
 // ProviderAnswer is what the provider said about one instance.

@@ -10,6 +10,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
+// Role is what an instance is in its group, for its agent.
+type Role string
+
+const (
+	RoleSpare  Role = "spare"
+	RoleMember Role = "member"
+)
+
 // Observed is a value that may be incomplete. If an incomplete value lacks something, that is no reason to delete
 // anything.
 type Observed[T any] struct {
@@ -48,6 +56,7 @@ const (
 	Forgetting  // writing the tombstone
 	Maintaining // load balancers, files
 	Preserving  // recording that it is preserved, deregistering
+	Promoting   // recording that it is a member
 )
 
 // Instance is one instance of a group as the leader sees it. Times are zero when unknown.
@@ -56,7 +65,13 @@ type Instance struct {
 	State    record.State
 	OnDemand bool
 	Spot     bool // the VM was bought as a spot instance
-	Work     Work
+	// Spare means that the record calls the instance a warm spare (rule 77). PromotedAt is when it became a member of
+	// its group; zero: it is a spare, or was never one.
+	Spare      bool
+	PromotedAt time.Time
+	// Role is the role that the agent last reported; "": unknown, because the agent is older than spares.
+	Role Role
+	Work Work
 	// Failed, MaintenanceFailed and AskFailed count failures in a row. MaintenanceFailed is for maintenance (files,
 	// load balancers), AskFailed for questions to the provider, and Failed for all other actions. These counts are
 	// separate so that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and
@@ -212,6 +227,8 @@ type Snapshot struct {
 	PendingCreates int
 	// PendingSpot counts those PendingCreates that will be spot instances.
 	PendingSpot int
+	// PendingSpares counts the creations of spares that have no instance ID yet. PendingCreates does not contain them.
+	PendingSpares int
 	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader took
 	// over.
 	SpotRefusedAt time.Time
@@ -219,6 +236,8 @@ type Snapshot struct {
 	// Guard is the Guard of the previous Decision about the group.
 	Guard   Guard
 	Backoff Backoff
+	// SpareBackoff is the record of failed creations of spares, which delays no other creations (rule 79).
+	SpareBackoff Backoff
 	// Notices counts the termination notices (rule 3), and Advised the replacements under rules 65 and 66.
 	Notices, Advised Notices
 	// CreateBudget is how many create calls may start now; negative: no limit. CreateBudgetAt is when the budget grows
@@ -262,7 +281,9 @@ const (
 	Create Kind = "create"
 	Mark   Kind = "mark_deleting" // write the intent: state deleting {reason, deadline}
 	// Preserve records that a failed instance is preserved, and deregisters it from load balancers (rule 67).
-	Preserve     Kind = "preserve"
+	Preserve Kind = "preserve"
+	// Promote makes a warm spare a member of its group (rule 78).
+	Promote      Kind = "promote"
 	Drain        Kind = "drain" // deregister from load balancers and announce the drain
 	Terminate    Kind = "terminate"
 	Forget       Kind = "forget" // the VM is known to be gone: write the tombstone
@@ -290,15 +311,18 @@ type Action struct {
 	Kind       Kind
 	Instance   ident.ID
 	ProviderID string
-	// Replaces is the instance that the new instance of a Create action replaces; zero: none.
+	// Replaces is the instance that the new instance of a Create action, or the spare of a Promote action, replaces;
+	// zero: none.
 	Replaces ident.ID
-	// Voluntary means that the instance that a Create action replaces still runs.
+	// Voluntary means that the instance that a Create action replaces still runs, or that the action makes a spare.
 	Voluntary bool
+	// Spare means that a Create action makes a warm spare.
+	Spare bool
 	// Spot means that a Create action makes a spot instance. Fallback means that it makes one on demand if there is no
 	// spot capacity.
 	Spot, Fallback bool
 	Reason         string
-	// Cause is set for Mark and Preserve, and for a Create that replaces an instance. A Preserve without a cause only
+	// Cause is set for Mark and Preserve, and for a Create or Promote that replaces an instance. A Preserve without a cause only
 	// repeats the deregistration.
 	Cause Cause
 	// Deadline is set for Mark, Preserve and Drain. It is when the drain ends at the latest; zero: no drain.
@@ -311,7 +335,7 @@ type Action struct {
 	Rule int
 }
 
-// Finishes returns the instance that is deleted when the new instance of a Create action is healthy, even if it
+// Finishes returns the instance that is deleted when the new instance of a Create or Promote action is healthy, even if it
 // recovers first (rule 62); zero: none.
 func (a Action) Finishes() ident.ID {
 	switch a.Cause {

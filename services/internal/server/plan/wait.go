@@ -99,6 +99,7 @@ const (
 	stageLate stage = iota // as stageRegistering, but later than usual
 	stageRegistering
 	stageCreating
+	stagePromoting
 	stageUnhealthy // not healthy yet
 	stageBalancer
 	stageReturning // has not reported to this leader
@@ -122,6 +123,7 @@ var stageWords = [stages]struct{ one, many string }{
 	stageLate:        {" has not registered", " have not registered"},
 	stageRegistering: {" has not registered", " have not registered"},
 	stageCreating:    {" is being created", " are being created"},
+	stagePromoting:   {" becomes a member", " become members"},
 	stageUnhealthy:   {" is not healthy yet", " are not healthy yet"},
 	stageBalancer: {" waits until its load balancers call it healthy",
 		" wait until their load balancers call them healthy"},
@@ -177,6 +179,8 @@ func (g *group) stepOf(n int, action Kind) step {
 		return step{stage: stageDeleting}
 	case busy == Terminating || busy == Forgetting:
 		return step{stage: stageTerminating, since: i.TerminateRequested}
+	case busy == Promoting:
+		return step{stage: stagePromoting}
 	case busy == Creating || i.awaitsCreate():
 		return step{stage: stageCreating, since: i.CreatedAt}
 	case busy == Idle && g.retriesAt(i).After(g.Now):
@@ -202,7 +206,7 @@ func (g *group) stepOf(n int, action Kind) step {
 	case !i.PowerOffAt.IsZero():
 		_, until := i.poweredOff(&g.Settings, g.Now)
 		return step{stage: stagePoweringOff, until: until}
-	case c == classExpired || c == classSilent || c == classAdvised:
+	case c == classExpired || c == classSilent || c == classAdvised || c == classSpareDue:
 		return step{stage: stageReplacing, why: g.reason(i, g.cause(n))}
 	case f.has(factUnwell):
 		return g.unwellStep(i, f)
@@ -241,7 +245,8 @@ func (g *group) unwellStep(i *Instance, f facts) step {
 
 // workOf is the work that an action begins, if the group's sentence names it.
 var workOf = map[Kind]Work{Mark: MarkingDeleting, Preserve: Preserving, Drain: Draining, Terminate: Terminating,
-	Forget: Forgetting, PushFiles: Maintaining, Register: Maintaining, Settle: Creating}
+	Forget: Forgetting, PushFiles: Maintaining, Register: Maintaining, Settle: Creating,
+	Promote: Promoting}
 
 // retriesAt returns when a failed step of an instance is tried again; zero: none failed.
 func (g *group) retriesAt(i *Instance) time.Time {
@@ -257,11 +262,18 @@ func (g *group) retriesAt(i *Instance) time.Time {
 // wait returns the sentence of the group. out is what the group's plan contains.
 func (g *group) wait(out *steps) Wait {
 	var counts [stages]stageCount
-	creates, next, storing := 0, 0, g.StoringRollout
+	creates, spares, promotes, next, storing := 0, g.PendingSpares, 0, 0, g.StoringRollout
 	for k := range out.actions {
 		switch out.actions[k].Kind {
 		case Create:
-			creates++
+			if out.actions[k].Spare {
+				spares++
+			} else {
+				creates++
+			}
+		case Promote:
+			promotes++
+			next++
 		case Halt, EndHalt, KeepGood:
 			storing = true
 		case RaiseError, ResolveError:
@@ -282,9 +294,10 @@ func (g *group) wait(out *steps) Wait {
 			counts[s.stage].add(g.Instances[n].ID, s)
 		}
 	}
-	for range creates + g.PendingCreates {
+	for range creates + spares + g.PendingCreates {
 		counts[stageCreating].add(ident.ID{}, step{})
 	}
+	creates += promotes
 	w := sentence{now: g.Now}
 	g.sayBlocked(&w, out, creates)
 	for k := range counts {
@@ -299,6 +312,9 @@ func (g *group) wait(out *steps) Wait {
 	if w.clauses == 0 && g.atRest() {
 		return Wait{Resting: true}
 	}
+	if w.clauses == 0 && !g.sparesRest() {
+		g.saySpares(&w)
+	}
 	if w.clauses == 0 {
 		g.sayNext(&w)
 	}
@@ -308,7 +324,7 @@ func (g *group) wait(out *steps) Wait {
 // idles reports whether nothing is awaited of an instance: most instances, most of the time.
 func (g *group) idles(n int) bool {
 	i := &g.Instances[n]
-	return g.class(n) == classWell && i.Work == Idle && i.State == record.Registered && !i.Asking &&
+	return (g.class(n) == classWell || g.class(n) == classSpare) && i.Work == Idle && i.State == record.Registered && !i.Asking &&
 		i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
 }
 
@@ -355,7 +371,8 @@ func (g *group) actionsOf(out *steps, n int) []actionOf {
 func (g *group) atRest() bool {
 	t := &g.tally
 	calm := t.of[classWell] + t.of[classAged] + t.of[classReturning] // aged ones are left if waves are not permitted
-	return t.total() == g.desired && calm == g.desired && t.rotating() == 0 && t.of[classLeaving] == 0 && t.failing == 0
+	return t.total() == g.desired && calm == g.desired && t.rotating() == 0 && t.of[classLeaving] == 0 && t.failing == 0 &&
+		g.sparesRest()
 }
 
 // sayBlocked adds why the group has not its size, or why unhealthy instances stay.
@@ -548,6 +565,9 @@ func (g *group) restingWait() Wait {
 	default:
 		w.text("all " + counted(g.desired, "instance") + " are healthy and up to date")
 	}
+	if spares := g.spareWords(); spares != "" {
+		w.text("; " + spares)
+	}
 	if size, at := g.Group.SizeAt(g.Now); !at.IsZero() && !g.emptying() {
 		if next, _ := g.Group.SizeAt(at); next != size {
 			w.text("; the size becomes " + strconv.Itoa(next) + " at ").at(at)
@@ -575,6 +595,11 @@ func (g *group) ends(n int) (says string, at time.Time) {
 	if i.OnDemand {
 		_, at = g.isOlder(i, g.Settings.OnDemandAge)
 		return " reaches ondemand_age at ", at
+	}
+	if i.isSpare() && !g.isProtected(i) {
+		if _, at = g.isOlder(i, g.Group.Spares.MaxAge.D()); !at.IsZero() {
+			return " reaches spares.max_age at ", at
+		}
 	}
 	if _, at = g.isOlder(i, g.Settings.EligibleAge); !at.IsZero() && !g.isProtected(i) {
 		return " reaches eligible_age at ", at
@@ -606,6 +631,8 @@ func (g *group) waitOf(n int, action Kind, out *Decision) Wait {
 	case c == classPreserved:
 	case c == classOnDemand:
 		w.text(" is on demand, and stays until it is deleted")
+	case c == classSpare:
+		w.text(" is a spare, and ready to become a member")
 	case g.isProtected(i):
 		w.text(" is healthy and protected")
 	default:

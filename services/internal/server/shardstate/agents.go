@@ -34,8 +34,10 @@ type Report struct {
 	Maintenance    *plan.Maintenance
 	Stopping       plan.Stopping
 	// HookEnded means that the drain hook has ended. HookError says why it failed.
-	HookEnded  bool
-	HookError  string
+	HookEnded bool
+	HookError string
+	// Role is the role that the agent has taken. It is "" if the agent has none yet, or is older than roles.
+	Role       plan.Role
 	Metrics    Metrics
 	IPv4, IPv6 string
 	Hostname   string
@@ -170,13 +172,13 @@ func (s *State) Reported(id ident.ID, stream uint64, report Report) bool {
 		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
 		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
 		Recommendation: report.Recommendation, Maintenance: report.Maintenance,
-		HookEnded:     report.HookEnded,
+		HookEnded: report.HookEnded, Role: report.Role,
 		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
 	events := s.reportEvents(inst, effect)
 	changed := effect.Changed
-	if effect.EndsBackoff && group.backoff.Failures > 0 {
-		group.backoff, changed = plan.Backoff{}, true
+	if effect.EndsBackoff && group.backoff.Failures+group.spareBackoff.Failures > 0 {
+		group.backoff, group.spareBackoff, changed = plan.Backoff{}, plan.Backoff{}, true
 	}
 	if effect.NoticeCounts {
 		group.notices = plan.ApplyNotice(group.notices, &group.Group, now)

@@ -40,6 +40,7 @@ const (
 	EventRecommendation  InstanceEventType = "recommendation" // the cloud recommends replacing the VM, or no longer
 	EventMaintenance     InstanceEventType = "maintenance"    // the cloud announced, changed or withdrew maintenance
 	EventPreserved       InstanceEventType = "preserved"      // it failed, and is kept
+	EventPromoted        InstanceEventType = "promoted"       // it was a spare, and is a member of its group now
 )
 
 // InstanceEvent is one step in the life of an instance.
@@ -50,8 +51,8 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause is set in EventPendingDeletion if the planner decided the deletion, in EventPreserved, in EventCreating if
-	// the instance replaces another one, and in the events of the cloud's notices that stand.
+	// Cause is set in EventPendingDeletion if the planner decided the deletion, in EventPreserved, in EventCreating and
+	// EventPromoted if the instance replaces another one, and in the events of the cloud's notices that stand.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time

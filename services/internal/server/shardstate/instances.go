@@ -229,6 +229,11 @@ func (s *State) OperatorConnected(tenant string) (disconnected func()) {
 	}
 }
 
+// Promoted records that a spare has become a member. finishes is the result of [plan.Action.Finishes].
+func (s *State) Promoted(id, finishes ident.ID) {
+	s.change(id, func(i *instance) { i.plan.Finishes = finishes })
+}
+
 // Drained records that an operator reported the node as drained.
 func (s *State) Drained(id ident.ID) { s.change(id, func(i *instance) { i.plan.Drained = true }) }
 
@@ -268,19 +273,41 @@ func (s *State) change(id ident.ID, fn func(*instance)) {
 	}
 }
 
-// ExpectCreates adds delta to the number of a group's running creates that have no ID yet. It adds `spot` to the number
-// of spot instances among them.
-func (s *State) ExpectCreates(key config.GroupKey, delta, spot int) {
+// ExpectCreates adds n to the running creates of a group that have no ID yet.
+func (s *State) ExpectCreates(key config.GroupKey, n Pending) {
+	fewer := n.Members < 0 || n.Spares < 0
 	s.mu.Lock()
 	if g := s.groups[key]; g != nil {
-		g.pending += delta
-		g.pendingSpot += spot
-		if delta < 0 {
+		g.pending.add(n)
+		if fewer {
 			s.touch(g)
 		}
 	}
 	s.mu.Unlock()
-	if delta < 0 {
+	if fewer {
 		s.opts.Wake()
 	}
+}
+
+// Pending counts creates that have no ID yet: those of members, the spot instances among these, and those of spares.
+type Pending struct{ Members, Spot, Spares int }
+
+func (p *Pending) add(n Pending) {
+	p.Members += n.Members
+	p.Spot += n.Spot
+	p.Spares += n.Spares
+}
+
+// PendingOf returns what a create action counts for.
+func PendingOf(a plan.Action) (p Pending) {
+	switch {
+	case a.Kind != plan.Create:
+	case a.Spare:
+		p.Spares = 1
+	case a.Spot:
+		p.Members, p.Spot = 1, 1
+	default:
+		p.Members = 1
+	}
+	return p
 }

@@ -318,9 +318,9 @@ func TestRunningWorkIsVisible(t *testing.T) {
 		!got.InLoadBalancers || got.FilesSent != "r" {
 		t.Errorf("%+v", got)
 	}
-	p.ExpectCreates(workers, 2, 0)
+	p.ExpectCreates(workers, shardstate.Pending{Members: 2})
 	p.forget()
-	p.ExpectCreates(workers, -1, 0)
+	p.ExpectCreates(workers, shardstate.Pending{Members: -1})
 	p.wantDirty(t, "a create that came to something", workers)
 	if s, _ := p.Snapshot(workers, nil); s.PendingCreates != 1 {
 		t.Errorf("%d creates are pending", s.PendingCreates)

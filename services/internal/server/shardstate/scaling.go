@@ -86,7 +86,7 @@ func (s *State) scaledGroup(key config.GroupKey) (ScaledGroup, bool) {
 	scaled := ScaledGroup{Group: g.Group, Least: g.LeastAt(now)}
 	scaled.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {
-		if p := &inst.plan; !p.OnDemand && plan.Counts(p) {
+		if p := &inst.plan; plan.Counts(p) {
 			scaled.Instances = append(scaled.Instances, InstanceNumbers{p.ID, p.Healthy, p.LastReport,
 				inst.report.Metrics})
 		}

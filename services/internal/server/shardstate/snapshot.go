@@ -33,7 +33,8 @@ func (s *State) snapshot(g *group, settings plan.Settings, instances []plan.Inst
 		_, ok := s.standing[GroupError(kind, key, ident.ID{})]
 		return ok
 	}
-	unsettled, unsettledSpot := s.unsettled(key)
+	pending := s.unsettled(key)
+	pending.add(g.pending)
 	return plan.Snapshot{
 		Now:            s.opts.Now(),
 		LeaderSince:    s.since,
@@ -47,10 +48,12 @@ func (s *State) snapshot(g *group, settings plan.Settings, instances []plan.Inst
 		Group:          g.Group,
 		SilenceFrom:    s.silenceFrom,
 		Instances:      instances,
-		PendingCreates: g.pending + unsettled,
-		PendingSpot:    g.pendingSpot + unsettledSpot,
+		PendingCreates: pending.Members,
+		PendingSpot:    pending.Spot,
+		PendingSpares:  pending.Spares,
 		SpotRefusedAt:  g.spotRefusedAt,
 		Backoff:        g.backoff,
+		SpareBackoff:   g.spareBackoff,
 		Guard:          g.guard,
 		Notices:        g.notices,
 		Advised:        g.advised,
@@ -112,22 +115,19 @@ func (s *State) Suppose(key config.GroupKey, change Supposition) (plan.Snapshot,
 }
 
 // unsettled counts the VMs of a group whose records are still reservations from earlier leaders. Later, these VMs
-// become instances of the group. spot is the number of spot instances among them. Call with mu held.
-func (s *State) unsettled(key config.GroupKey) (n, spot int) {
+// become instances of the group. Call with mu held.
+func (s *State) unsettled(key config.GroupKey) (n Pending) {
 	if len(s.leftovers) == 0 {
-		return 0, 0
+		return n
 	}
 	for _, stray := range s.strays {
 		tags := &stray.vm.Tags
 		if _, left := s.leftovers[tags.Instance]; left && stray.vm.State.Alive() && !tags.OnDemand &&
 			tags.Tenant == key.Tenant && tags.Group == key.Group {
-			n++
-			if tags.Spot {
-				spot++
-			}
+			n.add(PendingOf(plan.Action{Kind: plan.Create, Spare: tags.Spare, Spot: tags.Spot}))
 		}
 	}
-	return n, spot
+	return n
 }
 
 // ShardSnapshot returns everything that planning garbage collection may use.

@@ -77,14 +77,13 @@ type groupDefaults struct {
 type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
-	pending   int         // creates that have no ID yet
+	pending   Pending
 	// unknown means that the leader found the group only in records. Its LoadBalancers are all of the shard then.
 	unknown bool
-	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is when the provider last
-	// refused a spot instance of the group.
-	pendingSpot   int
+	// spotRefusedAt is when the provider last refused a spot instance of the group.
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
+	spareBackoff  plan.Backoff
 	guard         plan.Guard // of the last plan
 	notices       plan.Notices
 	advised       plan.Notices
@@ -209,7 +208,7 @@ func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 		case !ok && have == nil:
 			delete(s.dirty, key)
 			continue
-		case !ok && len(have.instances) == 0 && have.pending == 0:
+		case !ok && len(have.instances) == 0 && have.pending == (Pending{}):
 			over = append(over, s.dropGroup(key)...)
 			continue
 		case !ok:
@@ -236,6 +235,7 @@ func (g *group) configure(next config.Group, now time.Time) {
 	}
 	if plan.EndsBackoff(&g.Group, &next) {
 		g.backoff, g.notices, g.advised = plan.Backoff{}, plan.Notices{}, plan.Notices{}
+		g.spareBackoff = plan.Backoff{}
 	}
 	if plan.EndsRollout(&g.Group, &next) {
 		g.endRollout(now)
@@ -267,7 +267,7 @@ func (s *State) SetImages(groups map[config.GroupKey]config.Group, images map[co
 		if before != g.wantedImage() {
 			if before != "" && !g.RolledBack() {
 				g.endRollout(s.opts.Now())
-				g.backoff = plan.Backoff{}
+				g.backoff, g.spareBackoff = plan.Backoff{}, plan.Backoff{}
 			}
 			s.dirty[key] = struct{}{}
 			changed = append(changed, key)
@@ -410,7 +410,7 @@ func (s *State) Group(key config.GroupKey) (config.Group, bool) {
 func (s *State) ForgetGroup(key config.GroupKey) {
 	var over []ErrorEvent
 	s.mu.Lock()
-	if g := s.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
+	if g := s.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == (Pending{}) {
 		over = s.dropGroup(key)
 	}
 	s.mu.Unlock()
@@ -476,6 +476,13 @@ func (s *State) SpotRefused(key config.GroupKey) {
 // CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
 func (s *State) CreateFailed(key config.GroupKey, reason string) {
 	s.changeGroup(key, func(g *group) { g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, s.opts.Now()) })
+}
+
+// SpareFailed counts a failed creation of a spare. Only creations of spares wait because of it.
+func (s *State) SpareFailed(key config.GroupKey, reason string) {
+	s.changeGroup(key, func(g *group) {
+		g.spareBackoff = plan.ApplyCreateFailure(g.spareBackoff, key, reason, s.opts.Now())
+	})
 }
 
 // AdvisedCreate counts a create call for a replacement under rule 65 or 66 of package plan. refused is why the provider

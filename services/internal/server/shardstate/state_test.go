@@ -59,12 +59,12 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	}
 
 	// A group with running create calls is not dropped.
-	p.ExpectCreates(others, 1, 0)
+	p.ExpectCreates(others, shardstate.Pending{Members: 1})
 	p.Configure(p.shard, p.without(others))
 	if g, ok := p.State.Group(others); !ok || !g.Deleted {
 		t.Errorf("%+v, %t", g, ok)
 	}
-	p.ExpectCreates(others, -1, 0)
+	p.ExpectCreates(others, shardstate.Pending{Members: -1})
 	p.forget()
 	p.ForgetGroup(others)
 	if _, ok := p.State.Group(others); ok || len(p.groups) != 1 {

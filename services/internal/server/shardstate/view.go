@@ -39,16 +39,18 @@ func (v *InstanceView) UnhealthyReason() string { return unhealthyReason(&v.Plan
 type GroupView struct {
 	config.Group
 	Actual, Healthy, Preserved int
-	Outdated                   int // instances of Actual that do not have the group's infra configuration
-	ProviderIDs                []string
-	Instances                  []ident.ID
-	Blocked                    string
-	BlockedSince               time.Time // when the group became blocked; the reason may have changed since then
-	BlockedUntil               time.Time // when the reason ends by time alone; zero: unknown
-	RolloutWaits               string    // why outdated instances are not replaced now
-	Backoff                    plan.Backoff
-	Wait                       plan.Wait             // what the group waited for when it was planned last
-	Scaled                     *plan.ScalingDecision // the last choice of the group's size; nil: none
+	// SparesThere counts the spares, and SparesReady those that can become members now.
+	SparesThere, SparesReady int
+	Outdated                 int // instances of Actual that do not have the group's infra configuration
+	ProviderIDs              []string
+	Instances                []ident.ID
+	Blocked                  string
+	BlockedSince             time.Time // when the group became blocked; the reason may have changed since then
+	BlockedUntil             time.Time // when the reason ends by time alone; zero: unknown
+	RolloutWaits             string    // why outdated instances are not replaced now
+	Backoff                  plan.Backoff
+	Wait                     plan.Wait             // what the group waited for when it was planned last
+	Scaled                   *plan.ScalingDecision // the last choice of the group's size; nil: none
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
@@ -141,7 +143,14 @@ func (s *State) groupView(g *group) GroupView {
 		if !plan.PreservedUntil(&g.Group, p).IsZero() {
 			v.Preserved++
 		}
-		if p.OnDemand || !plan.Counts(p) {
+		if plan.CountsAsSpare(p) {
+			v.SparesThere++
+			if p.Healthy && now.Sub(p.LastReport) < 3*s.settings.HealthInterval &&
+				!plan.Drifted(&g.Group, g.currentImage(), p) {
+				v.SparesReady++
+			}
+		}
+		if !plan.Counts(p) {
 			continue
 		}
 		v.Actual++

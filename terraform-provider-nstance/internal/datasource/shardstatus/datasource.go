@@ -237,7 +237,7 @@ func (m *model) count(ctx context.Context, state *clusterstate.State, shard *con
 		key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
 		n := byGroup[key]
 		switch {
-		case rec.OnDemand || rec.State == record.Deleted:
+		case rec.OnDemand || rec.IsSpare() || rec.State == record.Deleted:
 		case rec.State == record.Deleting:
 			n.deleting++
 		default:

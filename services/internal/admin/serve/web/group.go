@@ -129,10 +129,10 @@ func (r row) Marks() string {
 
 // classes are the classes of instances. Classes that need attention come first.
 var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "preserved", "draining", "healthy",
-	"deleted"}
+	"spare", "deleted"}
 
 // classOf returns "deleted" for a deleted instance, "draining" for one that is being deleted, and "preserved" for a
-// failed one that is preserved. For other instances it returns their health.
+// failed one that is preserved. It returns "spare" for a healthy spare. For other instances it returns their health.
 func classOf(i *nstancev1.InstanceStatus) string {
 	switch {
 	case i.GetState() == "deleted":
@@ -141,6 +141,8 @@ func classOf(i *nstancev1.InstanceStatus) string {
 		return "draining"
 	case i.GetPreservedAt() != nil:
 		return "preserved"
+	case i.GetSpare() && i.GetHealth() == "healthy":
+		return "spare"
 	case !slices.Contains(classes, i.GetHealth()):
 		return "unknown"
 	}
@@ -222,6 +224,9 @@ func (v *groupView) stats(replaced statistics) []stat {
 	note := fmt.Sprintf("%d actual", g.GetActualSize())
 	if v.OnDemand > 0 {
 		note += fmt.Sprintf(", and %d on demand", v.OnDemand)
+	}
+	if text := fleet.SparesText(g); text != "" {
+		note += "; spares: " + text
 	}
 	return append([]stat{
 		{"Healthy instances", fmt.Sprintf("%d / %d", g.GetHealthy(), g.GetSize()), note,

@@ -187,7 +187,8 @@ func spaced(name string) string { return strings.ReplaceAll(name, "_", " ") }
 // tone returns the CSS class for a health, a state or a kind of event: good, warn, bad or idle.
 func tone(name string) string {
 	switch strings.TrimPrefix(name, "instance_") {
-	case "healthy", "passing", "registered", "alert_resolved", "leader_started", "config_applied":
+	case "healthy", "passing", "registered", "alert_resolved", "leader_started", "config_applied",
+		"promoted":
 		return "good"
 	case "unhealthy", "silent", "failing", "lost", "alert_raised", "registration_refused", "config_refused",
 		"events_lost":

@@ -128,7 +128,7 @@ func (x *Executor) Together(key config.GroupKey, actions []plan.Action) (parts [
 	part := map[kind]int{}
 	for i := range actions {
 		a := &actions[i]
-		if a.Kind != plan.Create || a.Cause.Advised() || a.Cause == plan.CauseReturnToSpot {
+		if a.Kind != plan.Create || a.Spare || a.Cause.Advised() || a.Cause == plan.CauseReturnToSpot {
 			parts = append(parts, actions[i:i+1:i+1])
 			continue
 		}
@@ -168,7 +168,7 @@ func (x *Executor) CreateMany(ctx context.Context, key config.GroupKey, actions 
 			if b.actions[0].Spot {
 				spots = n
 			}
-			x.State.ExpectCreates(key, -n, -spots)
+			x.State.ExpectCreates(key, shardstate.Pending{Members: -n, Spot: -spots})
 		}
 		err := x.createBatch(ctx, &b)
 		switch {

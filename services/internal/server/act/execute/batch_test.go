@@ -51,7 +51,7 @@ func (b *bench) createMany(n int, change ...func(*plan.Action)) {
 		}
 		actions = append(actions, action)
 	}
-	b.State.ExpectCreates(workers, n, spots)
+	b.State.ExpectCreates(workers, shardstate.Pending{Members: n, Spot: spots})
 	for _, part := range b.Together(workers, actions) {
 		if len(part) == 1 {
 			b.Do(b.t.Context(), workers, part[0])

@@ -177,6 +177,9 @@ func adopt(rec *record.Instance, vm infra.VM) {
 	rec.State = record.Created
 	rec.Group, rec.Template, rec.OnDemand = vm.Tags.Group, vm.Tags.Template, vm.Tags.OnDemand
 	rec.InfraHash, rec.Spot = vm.Tags.InfraHash, vm.Tags.Spot
+	if vm.Tags.Spare && rec.Spare == nil {
+		rec.Spare = &record.Spare{}
+	}
 	rec.ProviderID, rec.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	rec.IPv4, rec.IPv6, rec.Hostname = address(vm.IPv4), address(vm.IPv6), vm.Hostname
 	if !vm.Tags.CreatedAt.IsZero() {

@@ -28,15 +28,11 @@ var ErrNoCapacity = errors.New("no capacity left")
 
 // create creates one managed instance of a group.
 func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.Action) {
-	pending, spot := true, 0
-	if action.Spot {
-		spot = 1
-	}
+	pending := shardstate.PendingOf(action)
 	settlePending := func() {
-		if pending {
-			pending = false
-			x.State.ExpectCreates(key, -1, -spot)
-		}
+		x.State.ExpectCreates(key, shardstate.Pending{Members: -pending.Members, Spot: -pending.Spot,
+			Spares: -pending.Spares})
+		pending = shardstate.Pending{}
 	}
 	defer settlePending()
 	group, ok := x.State.Group(key)
@@ -84,7 +80,11 @@ func (x *Executor) report(ctx context.Context, key config.GroupKey, action plan.
 		if _, ok := x.State.Group(key); ok {
 			x.State.RaiseError(backoffKey, fmt.Sprintf("create: %v", err))
 		}
-		x.State.CreateFailed(key, err.Error())
+		if action.Spare {
+			x.State.SpareFailed(key, err.Error())
+		} else {
+			x.State.CreateFailed(key, err.Error())
+		}
 	}
 }
 
@@ -186,6 +186,9 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	rec.InstanceType, rec.SubnetID, rec.Spot = place.instanceType, place.subnet, place.spot
 	rec.InfraHash = group.InfraHash
 	rec.CreatedAt = x.Env.Now()
+	if o.action.Spare {
+		rec.Spare = &record.Spare{}
+	}
 	machine, err := x.Renderer.Render(ctx, group, rec)
 	if err != nil {
 		x.putBack(o, reservation)
@@ -231,7 +234,7 @@ func (x *Executor) tags(rec *record.Instance) infra.Tags {
 	return infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
 		InfraHash: rec.InfraHash,
 		Group:     rec.Group, Template: rec.Template, Kind: rec.Kind, CreatedAt: rec.CreatedAt,
-		OnDemand: rec.OnDemand, Spot: rec.Spot}
+		OnDemand: rec.OnDemand, Spot: rec.Spot, Spare: rec.Spare != nil}
 }
 
 // recordVM records the provider's answer to a create call that was made at the time entered.
@@ -258,6 +261,9 @@ func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	r.InstanceType, r.SubnetID, r.Image, r.InfraHash, r.CreatedAt = want.InstanceType, want.SubnetID, want.Image,
 		want.InfraHash, want.CreatedAt
 	r.Spot = want.Spot
+	if r.Spare == nil {
+		r.Spare = want.Spare
+	}
 	r.ProviderID, r.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	r.IPv4, r.IPv6 = cmp.Or(r.IPv4, address(vm.IPv4)), cmp.Or(r.IPv6, address(vm.IPv6))
 	r.Hostname = cmp.Or(r.Hostname, vm.Hostname)

@@ -560,7 +560,7 @@ func TestCreateCutOff(t *testing.T) {
 		b.script = func(call mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Minute} }
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		b.State.ExpectCreates(workers, 1, 0)
+		b.State.ExpectCreates(workers, shardstate.Pending{Members: 1})
 		b.Do(ctx, workers, create)
 		b.wait()
 		b.wantState(id, record.Reserved)
@@ -588,7 +588,7 @@ func TestCreateThatCannotBeRendered(t *testing.T) {
 func TestCreateForAGroupThatIsGone(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
-		b.State.ExpectCreates(workers, 1, 0)
+		b.State.ExpectCreates(workers, shardstate.Pending{Members: 1})
 		b.State.Configure((&config.Shard{}).WithDefaults(), nil)
 		b.Do(t.Context(), workers, create)
 		if len(b.made(mock.Create)) != 0 || b.pending() != 0 {

@@ -59,7 +59,7 @@ type Renderer interface {
 	Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error)
 }
 
-// Files sends files and the begin of drains to instances.
+// Files sends files, roles and the begin of drains to instances.
 type Files interface {
 	// Push starts the generation of an instance's files and their delivery on the instance's open stream. It does not
 	// wait for the agent.
@@ -67,6 +67,8 @@ type Files interface {
 	// Drain makes the agent of an announced instance run its drain hook, if its template has one. It does not wait for
 	// the agent.
 	Drain(id ident.ID)
+	// Role tells an instance's agent its role. It does not wait for the agent.
+	Role(id ident.ID)
 }
 
 // Groups is the durable store of dynamic groups, and of what is known about the rollouts of all groups.
@@ -154,6 +156,7 @@ var groupActions = map[plan.Kind]struct {
 }{
 	plan.Mark:      {plan.MarkingDeleting, (*Executor).mark},
 	plan.Preserve:  {plan.Preserving, (*Executor).preserve},
+	plan.Promote:   {plan.Promoting, (*Executor).promote},
 	plan.Drain:     {plan.Draining, (*Executor).drain},
 	plan.Terminate: {plan.Terminating, (*Executor).terminate},
 	plan.Forget:    {plan.Forgetting, (*Executor).forget},
@@ -238,10 +241,15 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 // countFailed counts an instance that is deleted or preserved because it failed.
 func (x *Executor) countFailed(group config.GroupKey, action plan.Action) {
 	deletion := plan.Deletion{Cause: action.Cause}
-	if deletion.CountsAsFailedCreation() {
+	view, ok := x.State.Instance(action.Instance)
+	switch {
+	case !deletion.CountsAsFailedCreation():
+	case ok && view.Record.IsSpare():
+		x.State.SpareFailed(group, action.Reason)
+	default:
 		x.State.CreateFailed(group, action.Reason)
 	}
-	if view, ok := x.State.Instance(action.Instance); ok && deletion.FailsRollout(view.InfraDrift) {
+	if ok && deletion.FailsRollout(view.InfraDrift) {
 		x.State.RolloutFailed(group, action.Fault())
 	}
 }
@@ -273,6 +281,34 @@ func (x *Executor) preserve(ctx context.Context, group config.GroupKey, action p
 		return nil
 	}
 	return x.setBalanced(ctx, action.Instance, false)
+}
+
+// promote makes a spare a member of its group: one conditional write of its record. Like mark, it changes nothing if the
+// record has changed since the plan was made. Then it tells the agent. A leader that follows tells it, too.
+func (x *Executor) promote(ctx context.Context, group config.GroupKey, action plan.Action) error {
+	now := x.Env.Now()
+	known, _, _ := x.State.Record(action.Instance)
+	var planned uint64
+	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
+		if planned == 0 {
+			planned = rec.Revision
+		}
+		if rec.Revision == planned {
+			plan.RequestPromote(rec, now)
+		}
+	})
+	if err != nil || rec.IsSpare() || !known.IsSpare() {
+		return err
+	}
+	x.Files.Role(action.Instance)
+	x.State.Promoted(action.Instance, action.Finishes())
+	if action.Cause.Advised() {
+		x.State.AdvisedCreate(group, "")
+	}
+	event := shardstate.NewEvent(shardstate.EventPromoted, &rec, action.Why())
+	event.Replaces, event.Cause = action.Replaces, action.Cause
+	x.State.Publish(event)
+	return nil
 }
 
 // drain announces that the instance's node must be drained, and removes the instance from its load balancers. If a load

@@ -54,13 +54,13 @@ type bench struct {
 	confirmed  int
 	// requests is the number of requests to the bucket and the provider. provedAfter is their number at the time of the
 	// last call of Confirm.
-	requests, provedAfter int
-	refused               uint64
-	render                error
-	pushed, drained       []ident.ID
-	forgotten             []config.GroupKey
-	rollouts              []string // calls of Halt, EndHalt and KeepGood
-	forgetting            error
+	requests, provedAfter  int
+	refused                uint64
+	render                 error
+	pushed, drained, roles []ident.ID
+	forgotten              []config.GroupKey
+	rollouts               []string // calls of Halt, EndHalt and KeepGood
+	forgetting             error
 }
 
 func (b *bench) Term() uint64 { return term }
@@ -91,6 +91,12 @@ func (b *bench) Push(_ context.Context, id ident.ID) error {
 	b.pushed = append(b.pushed, id)
 	return nil
 }
+func (b *bench) Role(id ident.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.roles = append(b.roles, id)
+}
+
 func (b *bench) Drain(id ident.ID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -266,11 +272,7 @@ func (b *bench) do(action plan.Action) {
 func (b *bench) doUntil(ctx context.Context, action plan.Action) {
 	b.t.Helper()
 	if action.Kind == plan.Create {
-		spot := 0
-		if action.Spot {
-			spot = 1
-		}
-		b.State.ExpectCreates(workers, 1, spot)
+		b.State.ExpectCreates(workers, shardstate.PendingOf(action))
 	} else if !b.State.Plan(action, execute.Work(action.Kind)) {
 		b.t.Fatalf("%s cannot be begun for %s", action.Kind, action.Instance)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // messages returns the texts of the alerts of a kind that were raised so far.
@@ -94,7 +95,7 @@ func TestThrottledCallWaitsForItsTurn(t *testing.T) {
 			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "create", "slow down")}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		b.State.ExpectCreates(workers, 1, 0)
+		b.State.ExpectCreates(workers, shardstate.Pending{Members: 1})
 		b.Env.Go("create", func() { b.Do(ctx, workers, plan.Action{Kind: plan.Create, Voluntary: true}) })
 		time.Sleep(100 * time.Millisecond)
 		if w := b.WaitingCreates(workers); w.Voluntary != 1 || w.Needed != 0 {

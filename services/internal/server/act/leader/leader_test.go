@@ -65,6 +65,7 @@ func (s *shard) Render(_ context.Context, _ config.Group, rec record.Instance) (
 }
 func (s *shard) Push(context.Context, ident.ID) error          { return nil }
 func (s *shard) Drain(ident.ID)                                {}
+func (s *shard) Role(ident.ID)                                 {}
 func (s *shard) Forget(context.Context, config.GroupKey) error { return nil }
 func (s *shard) Images() map[string]string                     { return nil }
 func (s *shard) Halt(context.Context, config.GroupKey, record.GroupVersion, string, time.Time) error {

@@ -126,18 +126,15 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 		l.wake[key] = decision.Schedule
 	}
 	l.State.Planned(key, decision)
-	creates, spots := 0, 0
+	creates := 0
 	for _, action := range decision.Actions {
 		if action.Kind == plan.Create {
 			creates++
-		}
-		if action.Spot {
-			spots++
+			l.State.ExpectCreates(key, shardstate.PendingOf(action))
 		}
 	}
 	if creates > 0 {
 		l.lastCreate = snapshot.Now
-		l.State.ExpectCreates(key, creates, spots)
 	}
 	var waiting []config.GroupKey
 	if creates == free {

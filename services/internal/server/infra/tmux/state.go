@@ -41,6 +41,7 @@ type document struct {
 	CreatedAt time.Time `json:"created_at"`
 	OnDemand  bool      `json:"on_demand,omitempty"`
 	Spot      bool      `json:"spot,omitempty"`
+	Spare     bool      `json:"spare,omitempty"`
 
 	InstanceType string `json:"instance_type"`
 	Subnet       string `json:"subnet"`
@@ -68,6 +69,7 @@ func newDocument(req infra.CreateRequest, digest string, entered, now time.Time)
 		Version: documentVersion, Instance: t.Instance, Request: digest,
 		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
 		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt, OnDemand: t.OnDemand, Spot: t.Spot,
+		Spare:        t.Spare,
 		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: cmp.Or(req.Hostname, req.Tags.Instance.String()),
 		LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
 	}
@@ -77,7 +79,8 @@ func (d document) owner() infra.Owner { return infra.Owner{Cluster: d.Cluster, S
 
 func (d document) tags() infra.Tags {
 	return infra.Tags{Owner: d.owner(), Tenant: d.Tenant, Instance: d.Instance, Term: d.Term, InfraHash: d.InfraHash,
-		Group: d.Group, Template: d.Template, Kind: d.Kind, OnDemand: d.OnDemand, CreatedAt: d.CreatedAt, Spot: d.Spot}
+		Group: d.Group, Template: d.Template, Kind: d.Kind, OnDemand: d.OnDemand, CreatedAt: d.CreatedAt, Spot: d.Spot,
+		Spare: d.Spare}
 }
 
 func (d document) process() process { return process{d.PID, d.Start} }

@@ -66,9 +66,12 @@ func (s *Service) Drain(id ident.ID) {
 	a.wakeStream(filesStream)
 }
 
+// Role implements execute.Files. It wakes the agent's stream, which then sends the role.
+func (s *Service) Role(id ident.ID) { s.Drain(id) }
+
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for key requests, health checks, numbers to read or the drain, the stream also
-// sends these. It sends the drain again if its deadline becomes earlier.
+// lacks files again. If the agent asks for key requests, health checks, numbers to read, the role or the drain, the stream
+// also sends these. It sends the drain again if its deadline becomes earlier.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -103,6 +106,16 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		return stream.Send(&nstancev1.ReceiveFilesResponse{
 			Event: &nstancev1.ReceiveFilesResponse_Drain{Drain: message}})
 	}
+	role := plan.Role("") // that was sent last
+	sendRole := func(c *call) error {
+		rec, _, ok := c.leader.State.Record(c.agent.id)
+		if !ok || !req.GetWithRole() || role == plan.RoleOf(&rec) {
+			return nil
+		}
+		role = plan.RoleOf(&rec)
+		return stream.Send(&nstancev1.ReceiveFilesResponse{
+			Event: &nstancev1.ReceiveFilesResponse_Role{Role: &nstancev1.Role{Role: instanceRoles[role]}}})
+	}
 	requestKeys := func(c *call) error {
 		if !req.GetWithKeyRequests() {
 			return nil
@@ -116,14 +129,14 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		if req.GetWithKeyRequests() {
 			s.findMissingKeys(stream.Context(), c)
 		}
-		if err := cmp.Or(sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
+		if err := cmp.Or(sendRole(c), sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
 			return err
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
 		// Send the health checks before the batch. When the agent has the batch, it reports the new configuration. By
 		// then it should also have the health checks.
-		if err := cmp.Or(sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
+		if err := cmp.Or(sendRole(c), sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
 			return err
 		}
 		if err := s.deliverBatch(c, stream); err != nil {
@@ -132,6 +145,10 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		return requestKeys(c)
 	})
 }
+
+// instanceRoles are the roles in the agents' protocol.
+var instanceRoles = map[plan.Role]nstancev1.InstanceRole{plan.RoleSpare: nstancev1.InstanceRole_INSTANCE_ROLE_SPARE,
+	plan.RoleMember: nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER}
 
 // sendHealthChecks sends the health checks of the instance's group, unless the agent already has their current version.
 // sent points to the version that the agent has.

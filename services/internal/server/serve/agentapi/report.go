@@ -171,6 +171,9 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 	}
 	s.resolveShared(c)
 	s.sendFilesIfDue(c, &report)
+	if rec, _, ok := c.leader.State.Record(c.agent.id); ok && report.Role != "" && report.Role != plan.RoleOf(&rec) {
+		s.Role(c.agent.id) // the leader learned of the promotion from the bucket
+	}
 	if s.Metrics != nil {
 		s.Metrics.Reports.Inc()
 	}
@@ -325,6 +328,14 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 		r.Stopping = plan.Upgrade
 	default:
 		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
+	}
+	for role, sent := range instanceRoles {
+		if m.GetRole() == sent {
+			r.Role = role
+		}
+	}
+	if r.Role == "" && m.GetRole() != nstancev1.InstanceRole_INSTANCE_ROLE_UNSPECIFIED {
+		return fmt.Errorf("role: %d is unknown", m.GetRole())
 	}
 	if drain := m.GetDrain(); drain != nil {
 		r.HookEnded, r.HookError = true, drain.GetError()

@@ -128,6 +128,7 @@ type noFiles struct{}
 
 func (noFiles) Push(context.Context, ident.ID) error { return nil }
 func (noFiles) Drain(ident.ID)                       {}
+func (noFiles) Role(ident.ID)                        {}
 
 func newTestShard(t testing.TB) *testShard {
 	t.Helper()

@@ -59,7 +59,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 		t.Errorf("%s: %v, %v", g.GetMergedJson(), problems, err)
 	}
 	if diff := cmp.Diff([]string{"disruption", "load_balancers", "preserve", "purchase", "rollout", "scaling",
-		"schedules"},
+		"schedules", "spares"},
 		g.GetDefaults()); diff != "" {
 		t.Error(diff)
 	}

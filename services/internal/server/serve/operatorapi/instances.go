@@ -168,6 +168,8 @@ func (c *call) decrement(view shardstate.InstanceView, pin *bool) (*nstancev1.Gr
 	case view.Record.OnDemand:
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
 			view.Record.ID)
+	case view.Record.IsSpare():
+		return nil, invalid("decrement", "instance %s is a spare and does not count towards a size", view.Record.ID)
 	case view.Record.Preserved != nil:
 		return nil, invalid("decrement", "instance %s is preserved and does not count towards a size", view.Record.ID)
 	}

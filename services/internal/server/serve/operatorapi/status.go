@@ -9,6 +9,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/messages"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -36,6 +37,10 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	}
 	if d := v.Scaled; d != nil {
 		out.Scaling = groupScaling(d)
+	}
+	if v.Spares.Count+v.SparesThere > 0 {
+		out.Spares = &nstancev1.GroupSpares{Count: uint32(v.Spares.Count), Actual: uint32(v.SparesThere),
+			Ready: uint32(v.SparesReady), State: cmp.Or(v.Spares.State, config.SparesRunning)}
 	}
 	for _, id := range v.Instances {
 		out.InstanceIds = append(out.InstanceIds, id.String())

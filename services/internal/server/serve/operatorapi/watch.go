@@ -209,6 +209,7 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventRecommendation:  nstancev1.InstanceEvent_TYPE_RECOMMENDATION,
 	shardstate.EventMaintenance:     nstancev1.InstanceEvent_TYPE_MAINTENANCE,
 	shardstate.EventPreserved:       nstancev1.InstanceEvent_TYPE_PRESERVED,
+	shardstate.EventPromoted:        nstancev1.InstanceEvent_TYPE_PROMOTED,
 }
 
 // instanceEvent renders an event with the current status of the instance.

@@ -1,0 +1,144 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	spare  = nstancev1.InstanceRole_INSTANCE_ROLE_SPARE
+	member = nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER
+)
+
+func roleEvent(role nstancev1.InstanceRole) *nstancev1.ReceiveFilesResponse {
+	return &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_Role{
+		Role: &nstancev1.Role{Role: role}}}
+}
+
+func hasRole(role nstancev1.InstanceRole) func(*nstancev1.ReportHealthRequest) bool {
+	return func(r *nstancev1.ReportHealthRequest) bool { return r.GetRole() == role }
+}
+
+// TestRole checks what an agent does when its instance is a spare, becomes a member, and restarts.
+func TestRole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, n := newFakeServer(t, newID(t)), &network{}
+		s.interval = "1h"
+		s.firstFiles = []*nstancev1.ReceiveFilesResponse{roleEvent(spare), healthChecks("v1", "web")}
+		stopServer := s.start(t, n.listen(address))
+		defer func() { stopServer() }()
+		m := newMemories(t, s)
+		o, units, hooks, probes := m.options(s, n), []bool{}, [][]string{}, 0
+		o.Member = func(_ context.Context, member bool) error {
+			units = append(units, member)
+			return errors.New("no systemd")
+		}
+		o.Hook = func(_ context.Context, changed []string) error {
+			hooks = append(hooks, changed)
+			return nil
+		}
+		o.Probe = func(context.Context, *nstancev1.HealthCheck) string {
+			probes++
+			return ""
+		}
+		role := func() string {
+			text, _ := m.files.Read("role")
+			return string(text)
+		}
+		_, stop := run(t, o)
+		s.next(t, "a healthy spare", func(r *nstancev1.ReportHealthRequest) bool {
+			return r.GetRole() == spare && passes(r)
+		})
+		synctest.Wait()
+		if !get(s, func() bool { return s.asked.GetWithRole() }) || role() != "spare\n" || !slices.Equal(units,
+			[]bool{false}) || len(hooks) != 1 || !slices.Equal(hooks[0], []string{"role"}) {
+			t.Errorf("role %q, units %v, hooks %q", role(), units, hooks)
+		}
+
+		s.fileSends <- roleEvent(member)
+		before := probes
+		report := s.next(t, "a member", hasRole(member))
+		if c := report.GetHealthChecks(); len(c.GetStates()) != 1 || probes == before && passes(report) {
+			t.Errorf("the health checks have not begun again: %v", report)
+		}
+		if !passes(report) {
+			s.next(t, "a healthy member", passes)
+		}
+		if role() != "member\n" || !slices.Equal(units, []bool{false, true}) || len(hooks) != 2 {
+			t.Errorf("role %q, units %v, hooks %q", role(), units, hooks)
+		}
+		s.fileSends <- roleEvent(spare) // from a server with an outdated record
+		s.fileSends <- roleEvent(nstancev1.InstanceRole(9))
+		s.fileSends <- roleEvent(member)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if role() != "member\n" || len(units) != 2 || len(hooks) != 2 {
+			t.Errorf("a member became a spare: role %q, units %v, hooks %q", role(), units, hooks)
+		}
+		_ = stop()
+
+		s.firstFiles = nil
+		_, stop = run(t, o)
+		s.next(t, "the role of the former process", hasRole(member))
+		synctest.Wait()
+		if !slices.Equal(units, []bool{false, true, true}) || len(hooks) != 2 {
+			t.Errorf("units %v, hooks %q", units, hooks)
+		}
+		_ = stop()
+	})
+}
+
+func passes(r *nstancev1.ReportHealthRequest) bool {
+	c := r.GetHealthChecks().GetStates()
+	return len(c) == 1 && c[0].GetStatus() == nstancev1.HealthCheckState_STATUS_PASSING
+}
+
+// TestRoleIsTakenAgain checks that an agent that ended while its hook ran takes the role again, and that the role in a
+// copy of another VM's disk does not count.
+func TestRoleIsTakenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, n := newFakeServer(t, newID(t)), &network{}
+		s.interval = "1h"
+		s.firstFiles = []*nstancev1.ReceiveFilesResponse{roleEvent(member)}
+		stopServer := s.start(t, n.listen(address))
+		defer func() { stopServer() }()
+		m := newMemories(t, s)
+		o, hooks := m.options(s, n), 0
+		o.Hook = func(ctx context.Context, _ []string) error {
+			hooks++
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		_, stop := run(t, o)
+		s.next(t, "a first report", first)
+		synctest.Wait()
+		_ = stop()
+		if hooks != 1 {
+			t.Fatalf("the hook ran %d times", hooks)
+		}
+		s.firstFiles = nil
+		o.Hook = func(context.Context, []string) error { hooks++; return errors.New("exit status 1") }
+		_, stop = run(t, o)
+		report := s.next(t, "the role", hasRole(member))
+		if hooks != 2 || report.GetMessage() != "hook for the role member: exit status 1" || !report.GetHealthy() {
+			t.Errorf("%d hooks, %v", hooks, report)
+		}
+		_ = stop()
+
+		if err := m.identity.Write("role.json", []byte(`{"instance":"another","role":"member","taken":true}`),
+			0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, stop = run(t, o)
+		if report := s.next(t, "a first report", first); report.GetRole() != 0 {
+			t.Errorf("the role of another VM: %v", report)
+		}
+		_ = stop()
+	})
+}
