@@ -139,3 +139,18 @@ func TestScale(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkScale measures the choice of the size of a group with 1,000 instances, some of which boot.
+func BenchmarkScale(b *testing.B) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	in := ScalingInput{Now: now, Since: now.Add(-time.Hour), Policy: policy(nil), Size: 1000, Least: 1,
+		Metrics: []Reading{{Name: "cpu", Target: 50000, Values: slices.Repeat(percents(55, 60, 65), 320), Unready: 40}}}
+	in.Policy.Max = 2000
+	for at := now.Add(-5 * time.Minute); at.Before(now); at = at.Add(ScalingEvery) {
+		in.Asked = append(in.Asked, Asked{at, 1000})
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		Scale(in)
+	}
+}

@@ -213,7 +213,7 @@ func (s *Scaler) choose(ctx context.Context, g shardstate.ScaledGroup, have *sca
 // for the first time.
 func (have *scaledGroup) read(g shardstate.ScaledGroup, totals map[string]plan.Reading, interval time.Duration,
 	now time.Time) (out []plan.Reading) {
-	healthy := map[ident.ID]time.Time{}
+	healthy := make(map[ident.ID]time.Time, len(g.Instances))
 	for _, i := range g.Instances {
 		if !i.Healthy {
 			continue
