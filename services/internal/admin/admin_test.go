@@ -309,6 +309,12 @@ func TestTranscripts(t *testing.T) {
 		"instance-describe": {args: "instance describe " + firstID + " --all-shards", b: func(s *fleettest.Shard) {
 			s.Instances = nil
 		}},
+		"instance-describe-scaling": {args: "instance describe " + firstID + " --shard us-b",
+			b: func(s *fleettest.Shard) {
+				s.Instances[1].Scaling = []*nstancev1.ScalingMetric{{Name: "cpu", Target: 60, Value: new(71.25)},
+					{Name: "inflight", Target: 100, Value: new(130.0)},
+					{Name: "vm", Target: 5, Problem: "127.0.0.1:9100/metrics: connection refused"}}
+			}},
 		"instance-show-missing":     {args: "instance show wrk06gx5zsg2nrrqcrz000000000g --all-shards"},
 		"instance-show-provider-id": {args: "instance show i-1 --shard us-a"},
 		"instance-find-suffix": {args: "instance protect 00008", b: func(s *fleettest.Shard) {

@@ -10,3 +10,6 @@ func (s *Service) Tune(queue int, pace, resync time.Duration) {
 
 // Recheck sets how often the server checks that the operator of an open watch is still registered.
 func (s *Service) Recheck(every time.Duration) { s.recheck = every }
+
+// ScalingNumbers is the part of an instance's status about scaling.
+var ScalingNumbers = scalingNumbers

@@ -8,15 +8,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
@@ -89,6 +93,21 @@ func TestInstanceStatus(t *testing.T) {
 		w.NewID(t, "knd").String(): codes.NotFound} {
 		_, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: text})
 		wants(t, "status of "+text, err, code, "instance_id: ")
+	}
+}
+
+// TestScalingNumbers checks that the status of an instance has the numbers by which its group is scaled.
+func TestScalingNumbers(t *testing.T) {
+	vm := &config.ScalingVM{Name: "inflight", Port: 9100, Path: "/metrics", Metric: "inflight", Target: 100}
+	view := shardstate.InstanceView{Scaling: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "60%"}}, {VM: vm},
+		{URL: &config.ScalingURL{Target: 5}}}}
+	view.Report.Metrics = shardstate.Metrics{CPU: 0.5, MemoryTotal: 1,
+		VM: []shardstate.VMNumber{{ID: vm.ID(), Problem: "connection refused"}}}
+	got := operatorapi.ScalingNumbers(&view)
+	want := []*nstancev1.ScalingMetric{{Name: "cpu", Target: 60, Value: new(50.0)},
+		{Name: "inflight", Target: 100, Problem: "connection refused"}}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
 	}
 }
 
