@@ -297,8 +297,8 @@ func Identity(ctx context.Context, state *clusterstate.State, dir string) (opera
 	if err != nil {
 		return operatorclient.Identity{}, err
 	}
-	cert, trusted, err := state.IssueOperator(ctx, record.Operator{ID: id, Tenant: Tenant, Writer: id.String(),
-		PublicKey: public, CreatedAt: now}, "", 0)
+	cert, trusted, err := state.IssueOperator(ctx, record.Operator{ID: id, Name: "nstance-dev", Tenant: Tenant,
+		Writer: id.String(), PublicKey: public, CreatedAt: now}, "", 0)
 	if err != nil {
 		return operatorclient.Identity{}, fmt.Errorf("register an operator: %w", err)
 	}

@@ -92,10 +92,13 @@ func nounFirst(root *cobra.Command, args []string) []string {
 		(args[0] == "get" || find(noun, args[0]) != nil) {
 		args[0], args[1] = args[1], args[0]
 	}
-	if args[1] == "get" && find(root, args[0]) != nil {
-		args[1] = "list"
+	if noun := find(root, args[0]); args[1] == "get" && noun != nil {
+		name := "list"
 		if len(args) > 2 && !strings.HasPrefix(args[2], "-") {
-			args[1] = "describe"
+			name = "describe"
+		}
+		if find(noun, name) != nil {
+			args[1] = name
 		}
 	}
 	return args

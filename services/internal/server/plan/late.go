@@ -85,7 +85,7 @@ func (g *group) planLateAlert(out *steps) {
 	}
 	switch {
 	case late >= 0 && !g.LateRaised:
-		reason := "the VM of " + g.Instances[late].ID.String() + " has not registered for " + inWords(g.lateAfter)
+		reason := "the VM of " + g.Instances[late].ID.String() + " has not registered within " + inWords(g.lateAfter)
 		if g.usual > 0 {
 			reason += " (usually " + inWords(g.usual) + ")"
 		}
