@@ -237,8 +237,10 @@ func TestLocal(t *testing.T) {
 		}
 		fmt.Fprintln(w, "a 3")
 	})
-	mux.HandleFunc("/away", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/metrics", 302) })
-	mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
+	mux.Handle("/away", http.RedirectHandler("/metrics", http.StatusFound))
+	mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusInternalServerError)
+	})
 	mux.HandleFunc("/html", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>a 3") })
 	large := func(size int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
