@@ -151,16 +151,17 @@ type Purchase struct {
 // FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
 const FallbackOnDemand = "on_demand"
 
-// Spares says how many warm spares a group has. A spare is an instance that has booted, registered and passed its health
-// checks, but does not count towards the size and is in no load balancer. If the group lacks an instance, a spare
-// becomes a member of the group, and another spare is created. A group of size 0 has no spares. A change of these fields
-// replaces no instance.
+// Spares says how many warm spares a group has. A spare is an instance that has booted, registered and passed its
+// health checks, but does not count towards the size and is in no load balancer. If the group lacks an instance, a
+// spare becomes a member of the group, and another spare is created. A group of size 0 has no spares. A change of these
+// fields replaces no instance.
 type Spares struct {
 	// Number of spares.
 	Count int `json:"count" rule:"nonnegative"`
 	// How spares wait. running: their VMs run. stopped, suspended: their VMs sleep. Only running is supported.
 	State string `json:"state,omitempty" default:"running" rule:"enum=running|stopped|suspended"`
-	// Age at which a spare is replaced by a new one; 0: never. The ages eligible_age and forced_age hold for spares, too.
+	// Age at which a spare is replaced by a new one; 0: never. The ages eligible_age and forced_age hold for spares,
+	// too.
 	MaxAge Duration `json:"max_age,omitempty"`
 }
 

@@ -68,7 +68,8 @@ type Options struct {
 	Machine    Machine
 	// Attest returns a proof that the agent runs on this VM. The agent sends the proof when it registers. Optional.
 	Attest func(ctx context.Context) ([]byte, error)
-	// Hook is called after received files or the file "role" have changed, with the names of these files. Calls never overlap. Optional.
+	// Hook is called after received files or the file "role" have changed, with the names of these files. Calls never
+	// overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
 	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
 	Probe check.Probe

@@ -246,8 +246,8 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 }
 
 // receiveFiles stores the batches of files that the server sends. The server may also send health checks, numbers to
-// read, key requests, the role and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream ends in
-// the middle of a batch, the agent drops the batch.
+// read, key requests, the role and the drain on the stream. receiveFiles passes key requests to makeKeys. If the stream
+// ends in the middle of a batch, the agent drops the batch.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true,

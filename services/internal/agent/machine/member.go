@@ -22,7 +22,7 @@ func SetMember(ctx context.Context, member bool) error {
 	if err != nil {
 		return fmt.Errorf("connect to systemd: %w", err)
 	}
-	defer bus.Close()
+	defer func() { _ = bus.Close() }()
 	method := "org.freedesktop.systemd1.Manager.StopUnit"
 	if member {
 		method = "org.freedesktop.systemd1.Manager.StartUnit"

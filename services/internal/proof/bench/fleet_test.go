@@ -191,7 +191,8 @@ func runAgents(in io.Reader, out io.Writer) {
 			m := &member{}
 			m.client = agent.New(agent.Options{ID: id, RegistrationAddrs: []string{o.Registration},
 				AgentAddrs: []string{o.Agent}, Identity: identity,
-				Keys: &foldertest.Memory{}, Files: &foldertest.Memory{}, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
+				Keys: &foldertest.Memory{}, Files: &foldertest.Memory{},
+				IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
 				Machine: machine{}, Dial: m.dial, Member: func(_ context.Context, member bool) error {
 					if o.Spare && member {
 						say(note{Op: "member", ID: o.ID, At: time.Now().UnixNano()})

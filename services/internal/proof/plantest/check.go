@@ -129,8 +129,8 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 		return err
 	}
 	if promoted > 0 && counted+promoted > desired+surge+len(marked) {
-		return fmt.Errorf("%d spares become members on top of %d, the size is %d with a surge of %d", promoted, counted,
-			desired, surge)
+		return fmt.Errorf("%d spares become members on top of %d, the size is %d with a surge of %d", promoted,
+			counted, desired, surge)
 	}
 	return checkSize(s, desired, surge, counted, creates, marked, reasons)
 }
@@ -144,7 +144,8 @@ func checkSpares(s plan.Snapshot, desired, creates, promoted int, busy map[ident
 	for n := range s.Instances {
 		i := &s.Instances[n]
 		if plan.CountsAsSpare(i) && busy[i.ID] != plan.Mark && busy[i.ID] != plan.Promote &&
-			(i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now)) && !timedOutSpare(s, i) {
+			(i.PowerOffAt.IsZero() || i.PowerOffAt.Add(s.Settings.ShutdownGrace).After(s.Now)) &&
+			!timedOutSpare(s, i) {
 			have++
 		}
 	}
@@ -173,7 +174,8 @@ func checkWait(s plan.Snapshot, d plan.Decision) error {
 		return fmt.Errorf("no sentence says what the group waits for: %s", words)
 	case !d.Wait.Resting:
 		return nil
-	case d.Blocked != "", d.Rollout != "", s.PendingCreates+s.PendingSpares > 0, len(d.Actions) > 0 && !onlyEvents(d.Actions):
+	case d.Blocked != "", d.Rollout != "", s.PendingCreates+s.PendingSpares > 0,
+		len(d.Actions) > 0 && !onlyEvents(d.Actions):
 		return fmt.Errorf("the group rests with %+v", d)
 	}
 	for n := range s.Instances {
@@ -202,8 +204,8 @@ func preservedOf(s plan.Snapshot) (n int) {
 
 // counts is a second, independent implementation of the rule for which instances count towards a group's size.
 func counts(s plan.Snapshot, i *plan.Instance) bool {
-	if i.OnDemand || i.Spare && i.Work != plan.Promoting || i.State == record.Deleting || i.Work == plan.MarkingDeleting || i.Work == plan.Preserving ||
-		!i.PreservedAt.IsZero() {
+	if i.OnDemand || i.Spare && i.Work != plan.Promoting || i.State == record.Deleting ||
+		i.Work == plan.MarkingDeleting || i.Work == plan.Preserving || !i.PreservedAt.IsZero() {
 		return false
 	}
 	if i.State == record.Reserved || i.Work == plan.Creating && i.State == record.Created {

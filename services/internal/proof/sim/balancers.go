@@ -127,8 +127,8 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	running, refused := 0, 0
 	for _, m := range w.fleet.order {
 		other, v := w.bucket.byID[m.id], &m.verdict
-		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand || other.isSpare() ||
-			other.Preserved != nil || t.unseen(other) || t.hasFailed(key, other) {
+		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
+			other.isSpare() || other.Preserved != nil || t.unseen(other) || t.hasFailed(key, other) {
 			continue
 		}
 		known := v.term == t && v.wasHealthy && v.rounds > 1 && w.sched.now.Sub(v.refusedSince) > minute

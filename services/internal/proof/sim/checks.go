@@ -17,8 +17,9 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	running, fail := 0, 0
 	for _, m := range w.fleet.order {
 		other, a := w.bucket.byID[m.id], &m.agent
-		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand || other.isSpare() ||
-			other.Preserved != nil || t.unseen(other) || a.notice || a.powerOff || t.hasFailed(key, other) {
+		if m.key != key || !m.alive() || m.doomed() || other == nil || other.removed || other.OnDemand ||
+			other.isSpare() || other.Preserved != nil || t.unseen(other) || a.notice || a.powerOff ||
+			t.hasFailed(key, other) {
 			continue
 		}
 		known := a.leader == t.leader && !a.failsSince.IsZero() && w.sched.now.Sub(a.failsSince) > minute

@@ -65,7 +65,8 @@ func (p *people) protect(t *term, d *dice) {
 // countProtected counts the protected instances of a group. The group keeps them even if its size is smaller.
 func (w *World) countProtected(g config.Group) (n int) {
 	for _, m := range w.fleet.order {
-		if m.key == g.GroupKey && !m.onDemand && !w.isSpare(m) && !w.isPreserved(m) && slices.Contains(g.Protected, m.id) {
+		if m.key == g.GroupKey && !m.onDemand && !w.isSpare(m) && !w.isPreserved(m) &&
+			slices.Contains(g.Protected, m.id) {
 			n++
 		}
 	}

@@ -55,8 +55,9 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	}
 	same := 0 // healthy instances that were bought in the same way, which the leader must know
 	for _, d := range w.bucket.order {
-		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && d.Spot == tags.Spot && !d.OnDemand && !d.isSpare() &&
-			m != nil && d.State == record.Registered && t.marked[d.ID] == 0 && w.isWell(t, m) {
+		if m := w.fleet.byInstance[d.ID]; !d.removed && d.key() == key && d.Spot == tags.Spot &&
+			!d.OnDemand && !d.isSpare() && m != nil && d.State == record.Registered &&
+			t.marked[d.ID] == 0 && w.isWell(t, m) {
 			same++
 		}
 	}

@@ -135,7 +135,8 @@ func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id id
 		}
 		age := decided.Sub(joined)
 		known := d.ReservedTerm == t.number || d.since.Before(t.began) && w.rates.of[bucketStale] == 0
-		if d.stays() && !d.OnDemand && !d.isSpare() && d.key() == key && known && age > 2*wallSkew && age < time.Hour-2*wallSkew {
+		if d.stays() && !d.OnDemand && !d.isSpare() && d.key() == key && known &&
+			age > 2*wallSkew && age < time.Hour-2*wallSkew {
 			n++
 		}
 	}

@@ -114,8 +114,8 @@ func (w *World) checkPromotion(s *server, d, next *document) {
 		surge = g.MaxSurge
 	}
 	if n := w.remaining(t, key, func(*document) bool { return true }); n+1 > size+surge {
-		w.fail(ruleSpares, "%s becomes member number %d of %s, its size is %d and its surge %d: %s", d.ID, n+1, key, size,
-			surge, w.describe(key))
+		w.fail(ruleSpares, "%s becomes member number %d of %s, its size is %d and its surge %d: %s", d.ID, n+1, key,
+			size, surge, w.describe(key))
 	}
 }
 

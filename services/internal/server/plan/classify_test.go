@@ -207,14 +207,17 @@ func TestClassificationRules(t *testing.T) {
 			silent(i)
 			i.Spare = true
 		})},
-		{rule: 2, name: "a spare that becomes a member", i: well(func(i *Instance) { i.Spare, i.Work = true, Promoting })},
+		{rule: 2, name: "a spare that becomes a member", i: well(func(i *Instance) {
+			i.Spare, i.Work = true, Promoting
+		})},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
 			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
 			Group: config.Group{Size: 1, InfraHash: "v1", Subnets: []string{"s1", "s2"},
 				HealthChecks: map[string]config.HealthCheck{"web": {StartPeriod: config.Duration(2 * time.Minute)}},
-				Spares:       config.Spares{Count: 1, MaxAge: config.Duration(36 * time.Hour)}, MaxUnhealthy: config.Limit{Value: 9}},
+				Spares:       config.Spares{Count: 1, MaxAge: config.Duration(36 * time.Hour)},
+				MaxUnhealthy: config.Limit{Value: 9}},
 			Instances: []Instance{c.i}, Image: c.image}
 		s.Group.Rollout.OnImageChange, s.Group.Purchase = !c.off, c.purchase
 		if c.ages != nil {

@@ -11,8 +11,8 @@
 // # Rules
 //
 // Each instance is classified by one rule: the first that applies of rules 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13
-// to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the instances. The code
-// and the tests name a rule by its number.
+// to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the instances.
+// The code and the tests name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
 //	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but
@@ -249,25 +249,25 @@
 //	76 scaling blind      If more than half of a metric's values are unknown, no instance is ready, or a query or URL
 //	                      cannot be read, the size stays. Other metrics may still let the group grow (scaling.go).
 //
-//	77 spares             With spares, a group keeps spares.count instances ready that do not count towards the size and
-//	                      join no load balancer. They are classified like other instances, but not for the group's
+//	77 spares             With spares, a group keeps spares.count instances ready that do not count towards the size
+//	                      and join no load balancer. They are classified like other instances, but not for the group's
 //	                      unhealthy guard (rule 26), and are not preserved (rule 67). They are bought like the next
 //	                      instances of the group (rules 56, 57). A group of size 0, and one that is emptied, has none
 //	                      (spares.go).
-//	78 promote            Before a group creates a member, spares take the places: of instances that it lacks (rules 18,
-//	                      22), then of those that are replaced first or in a wave (rules 19, 20). Only spares that are
-//	                      healthy, have the present configuration and are not due (rule 80) become members, the oldest
-//	                      first, and only if they were bought in the way that the group lacks (rules 56, 57). The
-//	                      instance then counts as created and registered now (rules 46, 50, 72), and is unready until its
-//	                      agent has the role and is healthy. No backoff and no pace delays this (rules 25, 41)
-//	                      (spares.go, replace.go).
-//	79 refill             When no instance is lacking that could not be created, new spares are created as far as rules
-//	                      25, 41 and 43 permit, after all other create calls of the shard. Failed creations of spares
-//	                      delay only creations of spares, which then go on one by one (spares.go).
-//	80 renew              A spare that would be replaced if it were a member (rules 10, 12, 13, 15, 16, 52, 63, 65, 66),
-//	                      or has reached spares.max_age, becomes no member. It is deleted when a new spare is ready. One
-//	                      such spare is renewed at a time. While the rollout is halted (rule 47), outdated spares stay
-//	                      (spares.go).
+//	78 promote            Before a group creates a member, spares take the places: of instances that it lacks (rules
+//	                      18, 22), then of those that are replaced first or in a wave (rules 19, 20). Only spares that
+//	                      are healthy, have the present configuration and are not due (rule 80) become members, the
+//	                      oldest first, and only if they were bought in the way that the group lacks (rules 56, 57).
+//	                      The instance then counts as created and registered now (rules 46, 50, 72), and is unready
+//	                      until its agent has the role and is healthy. No backoff and no pace delays this (rules 25,
+//	                      41) (spares.go, replace.go).
+//	79 refill             When no instance is lacking that could not be created, new spares are created as far as
+//	                      rules 25, 41 and 43 permit, after all other create calls of the shard. Failed creations of
+//	                      spares delay only creations of spares, which then go on one by one (spares.go).
+//	80 renew              A spare that would be replaced if it were a member (rules 10, 12, 13, 15, 16, 52, 63, 65,
+//	                      66), or has reached spares.max_age, becomes no member. It is deleted when a new spare is
+//	                      ready. One such spare is renewed at a time. While the rollout is halted (rule 47), outdated
+//	                      spares stay (spares.go).
 //	81 surplus spares     If there are more spares than rule 77 asks for, the surplus is deleted: those that are due
 //	                      first, then unready ones, then the oldest. A ready spare that a person protects stays
 //	                      (spares.go).

@@ -2,10 +2,10 @@ package plan
 
 import "github.com/nstance-kit/nstance/services/contract/record"
 
-// planMaintenance is rule 32. It registers a connected, healthy instance that is no spare with the group's load balancers. It also sends
-// the group's files to a connected instance, if the instance has the files of another configuration or could not store
-// a file. The same files are sent only once on each health stream. If both actions are due and one fails, the other one
-// is next.
+// planMaintenance is rule 32. It registers a connected, healthy instance that is no spare with the group's load
+// balancers. It also sends the group's files to a connected instance, if the instance has the files of another
+// configuration or could not store a file. The same files are sent only once on each health stream. If both actions are
+// due and one fails, the other one is next.
 func (g *group) planMaintenance(out *steps, i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
 		return

@@ -13,7 +13,8 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
 		return // by far the most instances: they report in time and have announced nothing
 	}
-	if i.Work == Creating || i.Work == Promoting || i.State == record.Reserved || i.providerState() == ProviderGone || i.Asking {
+	if i.Work == Creating || i.Work == Promoting || i.State == record.Reserved ||
+		i.providerState() == ProviderGone || i.Asking {
 		return
 	}
 	var since time.Time

@@ -234,8 +234,8 @@ func (g *group) planSpares(removed *removals, added additions) (out steps) {
 	return out
 }
 
-// renews reports whether a spare that is due may be replaced now (rule 80). While the rollout is halted, a spare with an
-// outdated configuration is worth more than a new one.
+// renews reports whether a spare that is due may be replaced now (rule 80). While the rollout is halted, a spare with
+// an outdated configuration is worth more than a new one.
 func (g *group) renews(due []int) bool {
 	halted := g.halted()
 	return slices.ContainsFunc(due, func(n int) bool { return !halted || g.cause(n) != CauseDrift })

@@ -47,16 +47,18 @@ func TestRules77To81Spares(t *testing.T) {
 		change    func(*plan.Snapshot)
 		want      []string
 	}{
-		{name: "complete", size: 2, instances: []plan.Instance{well(), well(), spare(well()), spare(well())}, change: two},
+		{name: "complete", size: 2,
+			instances: []plan.Instance{well(), well(), spare(well()), spare(well())}, change: two},
 		{name: "none yet", size: 1, instances: []plan.Instance{well()}, change: two,
 			want: []string{"create spare", "create spare"}},
 		{name: "one is being created", size: 1, instances: []plan.Instance{well(), spare(creating())}, change: two,
 			want: []string{"create spare"}},
 		{name: "a create has no ID yet", size: 1, instances: []plan.Instance{well()},
 			change: and(two, func(s *plan.Snapshot) { s.PendingSpares = 1 }), want: []string{"create spare"}},
-		{name: "a lost member", size: 2, instances: []plan.Instance{well(), lost(), spare(well()), olderSpare(time.Hour)},
-			change: two,
-			want:   []string{"promote i4 for i2", "create spare", "mark_deleting i2 gone"}},
+		{name: "a lost member", size: 2,
+			instances: []plan.Instance{well(), lost(), spare(well()), olderSpare(time.Hour)},
+			change:    two,
+			want:      []string{"promote i4 for i2", "create spare", "mark_deleting i2 gone"}},
 		{name: "a lost member while the group backs off", size: 2,
 			instances: []plan.Instance{well(), lost(), spare(well())}, change: and(two, backoff),
 			want: []string{"promote i3 for i2", "mark_deleting i2 gone", "raise_error backoff"}},
@@ -72,7 +74,8 @@ func TestRules77To81Spares(t *testing.T) {
 			want:   []string{"promote i2 for i1", "mark_deleting i1 gone"}},
 		{name: "the lack before the pool", size: 3, instances: []plan.Instance{well()},
 			change: and(two, func(s *plan.Snapshot) { s.CreateBudget = 2 }), want: []string{"create", "create"}},
-		{name: "a silent member", size: 2, instances: []plan.Instance{well(), silent(), spare(well())}, change: wants(1),
+		{name: "a silent member", size: 2,
+			instances: []plan.Instance{well(), silent(), spare(well())}, change: wants(1),
 			want: []string{"promote i3 for i2", "create spare"}},
 		{name: "a wave", size: 2, instances: []plan.Instance{drifted(), drifted(), spare(well())}, change: wants(1),
 			want: []string{"promote i3 for i1", "create spare"}},
@@ -86,8 +89,9 @@ func TestRules77To81Spares(t *testing.T) {
 			instances: []plan.Instance{lost(), spare(well())}, change: and(wants(1), spot, func(s *plan.Snapshot) {
 				s.Group.Purchase.Fallback = config.FallbackOnDemand
 			}), want: []string{"promote i2 for i1", "create spare", "mark_deleting i1 gone"}},
-		{name: "no spare that is ready", size: 3, instances: []plan.Instance{well(), well(), spare(booting()), driftedSpare},
-			change: two, want: []string{"create"}},
+		{name: "no spare that is ready", size: 3,
+			instances: []plan.Instance{well(), well(), spare(booting()), driftedSpare},
+			change:    two, want: []string{"create"}},
 		{name: "its promotion failed just now", size: 1, instances: []plan.Instance{spare(with(func(i *plan.Instance) {
 			i.Failed = plan.Failure{At: now, Count: 1}
 		}))}, change: wants(1), want: []string{"create"}},
@@ -95,8 +99,9 @@ func TestRules77To81Spares(t *testing.T) {
 			want: []string{"create spare"}},
 		{name: "an outdated spare, renewed", size: 1, instances: []plan.Instance{well(), driftedSpare, spare(well())},
 			change: wants(1), want: []string{"mark_deleting i2 drift +1m0s"}},
-		{name: "outdated spares, one at a time", size: 1, instances: []plan.Instance{well(), driftedSpare, spare(drifted()),
-			spare(booting())}, change: two},
+		{name: "outdated spares, one at a time", size: 1,
+			instances: []plan.Instance{well(), driftedSpare, spare(drifted()),
+				spare(booting())}, change: two},
 		{name: "an outdated spare in a halted group", size: 2, instances: []plan.Instance{well(), well(), driftedSpare},
 			change: and(wants(1), func(s *plan.Snapshot) {
 				s.Group.Rollout.HaltOnFailures, s.RolloutFailures = 1, 1
@@ -104,7 +109,8 @@ func TestRules77To81Spares(t *testing.T) {
 		{name: "an aged spare", size: 1, instances: []plan.Instance{well(), olderSpare(24 * time.Hour)},
 			change: and(wants(1), func(s *plan.Snapshot) { s.Group.Spares.MaxAge = config.Duration(24 * time.Hour) }),
 			want:   []string{"create spare"}},
-		{name: "a protected spare does not age", size: 1, instances: []plan.Instance{well(), olderSpare(24 * time.Hour)},
+		{name: "a protected spare does not age", size: 1,
+			instances: []plan.Instance{well(), olderSpare(24 * time.Hour)},
 			change: and(wants(1), func(s *plan.Snapshot) {
 				s.Group.Spares.MaxAge, s.Group.Protected = config.Duration(24*time.Hour), []ident.ID{id(2)}
 			})},
@@ -114,8 +120,9 @@ func TestRules77To81Spares(t *testing.T) {
 			change: and(wants(1), func(s *plan.Snapshot) { s.Shard = plan.ShardHealth{Running: 9, Silent: 9} })},
 		{name: "a lost spare", size: 1, instances: []plan.Instance{well(), spare(lost())}, change: wants(1),
 			want: []string{"create spare", "mark_deleting i2 gone"}},
-		{name: "fewer spares are wanted", size: 1, instances: []plan.Instance{well(), spare(well()), olderSpare(time.Hour),
-			driftedSpare}, change: wants(1),
+		{name: "fewer spares are wanted", size: 1,
+			instances: []plan.Instance{well(), spare(well()), olderSpare(time.Hour),
+				driftedSpare}, change: wants(1),
 			want: []string{"mark_deleting i3 scale_down +1m0s", "mark_deleting i4 drift +1m0s"}},
 		{name: "no spares are wanted", size: 1, instances: []plan.Instance{well(), spare(well()), spare(booting())},
 			want: []string{"mark_deleting i2 scale_down +1m0s", "mark_deleting i3 scale_down +1m0s"}},
@@ -130,8 +137,10 @@ func TestRules77To81Spares(t *testing.T) {
 			change: and(two, func(s *plan.Snapshot) { s.SpareBackoff = plan.Backoff{Failures: 1, Last: s.Now} }),
 			want:   []string{"create", "raise_error backoff"}},
 		{name: "then they go on one by one", size: 1, instances: []plan.Instance{well()},
-			change: and(two, func(s *plan.Snapshot) { s.SpareBackoff = plan.Backoff{Failures: 1, Last: ago(time.Minute)} }),
-			want:   []string{"create spare", "raise_error backoff"}},
+			change: and(two, func(s *plan.Snapshot) {
+				s.SpareBackoff = plan.Backoff{Failures: 1, Last: ago(time.Minute)}
+			}),
+			want: []string{"create spare", "raise_error backoff"}},
 		{name: "it joins no load balancer", size: 1, instances: []plan.Instance{with(func(i *plan.Instance) {
 			i.InLoadBalancers = true
 		}), spare(well())}, change: and(wants(1), balanced)},

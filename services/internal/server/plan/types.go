@@ -322,8 +322,8 @@ type Action struct {
 	// spot capacity.
 	Spot, Fallback bool
 	Reason         string
-	// Cause is set for Mark and Preserve, and for a Create or Promote that replaces an instance. A Preserve without a cause only
-	// repeats the deregistration.
+	// Cause is set for Mark and Preserve, and for a Create or Promote that replaces an instance. A Preserve without a
+	// cause only repeats the deregistration.
 	Cause Cause
 	// Deadline is set for Mark, Preserve and Drain. It is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time
@@ -335,8 +335,8 @@ type Action struct {
 	Rule int
 }
 
-// Finishes returns the instance that is deleted when the new instance of a Create or Promote action is healthy, even if it
-// recovers first (rule 62); zero: none.
+// Finishes returns the instance that is deleted when the new instance of a Create or Promote action is healthy, even if
+// it recovers first (rule 62); zero: none.
 func (a Action) Finishes() ident.ID {
 	switch a.Cause {
 	case CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer, CauseFlapping:

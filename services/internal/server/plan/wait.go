@@ -324,8 +324,8 @@ func (g *group) wait(out *steps) Wait {
 // idles reports whether nothing is awaited of an instance: most instances, most of the time.
 func (g *group) idles(n int) bool {
 	i := &g.Instances[n]
-	return (g.class(n) == classWell || g.class(n) == classSpare) && i.Work == Idle && i.State == record.Registered && !i.Asking &&
-		i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
+	return (g.class(n) == classWell || g.class(n) == classSpare) && i.Work == Idle && i.State == record.Registered &&
+		!i.Asking && i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
 }
 
 // actionOf is the kind of an action and the index of its instance.
@@ -371,8 +371,8 @@ func (g *group) actionsOf(out *steps, n int) []actionOf {
 func (g *group) atRest() bool {
 	t := &g.tally
 	calm := t.of[classWell] + t.of[classAged] + t.of[classReturning] // aged ones are left if waves are not permitted
-	return t.total() == g.desired && calm == g.desired && t.rotating() == 0 && t.of[classLeaving] == 0 && t.failing == 0 &&
-		g.sparesRest()
+	return t.total() == g.desired && calm == g.desired && t.rotating() == 0 && t.of[classLeaving] == 0 &&
+		t.failing == 0 && g.sparesRest()
 }
 
 // sayBlocked adds why the group has not its size, or why unhealthy instances stay.

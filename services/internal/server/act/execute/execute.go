@@ -283,8 +283,8 @@ func (x *Executor) preserve(ctx context.Context, group config.GroupKey, action p
 	return x.setBalanced(ctx, action.Instance, false)
 }
 
-// promote makes a spare a member of its group: one conditional write of its record. Like mark, it changes nothing if the
-// record has changed since the plan was made. Then it tells the agent. A leader that follows tells it, too.
+// promote makes a spare a member of its group: one conditional write of its record. Like mark, it changes nothing if
+// the record has changed since the plan was made. Then it tells the agent. A leader that follows tells it, too.
 func (x *Executor) promote(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	known, _, _ := x.State.Record(action.Instance)

@@ -70,8 +70,8 @@ func (s *Service) Drain(id ident.ID) {
 func (s *Service) Role(id ident.ID) { s.Drain(id) }
 
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for key requests, health checks, numbers to read, the role or the drain, the stream
-// also sends these. It sends the drain again if its deadline becomes earlier.
+// lacks files again. If the agent asks for key requests, health checks, numbers to read, the role or the drain, the
+// stream also sends these. It sends the drain again if its deadline becomes earlier.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
