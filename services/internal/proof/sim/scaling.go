@@ -125,7 +125,8 @@ func (w *World) numbers(m *machine) shardstate.Metrics {
 	}
 	share := 0
 	for _, other := range w.fleet.order {
-		if other.key == m.key && other.state == infra.Running && other.agent.wasHealthy && !other.onDemand {
+		if other.key == m.key && other.state == infra.Running && other.agent.wasHealthy && !other.onDemand &&
+			!w.isSpare(other) && !w.isPreserved(other) {
 			share++
 		}
 	}
