@@ -253,10 +253,12 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 			continue
 		}
 		a := &m.agent
+		// Its first report is due. The clock by which its registration was recorded may be ahead of the leader's.
+		due := d.since.Before(late.Add(-2 * wallSkew))
 		mute := w.sched.now.Before(a.mute) && a.mutedAt.Before(late)
 		deaf := w.sched.now.Before(t.server.deaf) && t.deafSince.Before(late)
 		switch {
-		case d.State == record.Registered && (mute || deaf) && w.sched.now.Sub(a.rebootAt) > rebootTime:
+		case d.State == record.Registered && due && (mute || deaf) && w.sched.now.Sub(a.rebootAt) > rebootTime:
 			running++
 			silent++
 		case d.State == record.Registered:

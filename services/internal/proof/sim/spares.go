@@ -113,7 +113,11 @@ func (w *World) checkPromotion(s *server, d, next *document) {
 	if g, ok := t.groups[key]; ok {
 		surge = g.MaxSurge
 	}
-	if n := w.remaining(t, key, func(*document) bool { return true }); n+1 > size+surge {
+	runs := func(other *document) bool { // a lost one is not marked yet
+		m := w.fleet.byInstance[other.ID]
+		return m == nil || m.alive()
+	}
+	if n := w.remaining(t, key, runs); n+1 > size+surge {
 		w.fail(ruleSpares, "%s becomes member number %d of %s, its size is %d and its surge %d: %s", d.ID, n+1, key,
 			size, surge, w.describe(key))
 	}
