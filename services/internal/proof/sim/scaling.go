@@ -321,15 +321,18 @@ func (w *World) groupsChanged(body []byte) {
 	}
 }
 
-// checkScaled checks the size of a group at rest: it is right for the load.
+// checkScaled checks the size of a group at rest: it is right for the load. Numbers and loads are rounded, so that a load
+// of almost exactly three instances may also be one for four. A group that protects more instances than its size has
+// these instances, so that its numbers do not show its size.
 func (w *World) checkScaled(t *term, g *spec, merged config.Group) {
 	size, _ := merged.SizeAt(w.sched.now)
 	load := w.load(g.key, g.scaling) / scalingTarget
-	ratio := load / float64(max(1, size))
-	right := max(g.scaling.clamp(int(math.Ceil(load-1e-3))), merged.LeastAt(w.sched.now))
-	if size != right && math.Abs(ratio-1) > scalingTolerance+0.01 {
+	least, most := g.scaling.clamp(int(math.Ceil(load-0.01))), g.scaling.clamp(int(math.Ceil(load+0.01)))
+	right := size >= least && size <= max(most, merged.LeastAt(w.sched.now)) ||
+		math.Abs(load/float64(max(1, size))-1) <= scalingTolerance+0.01
+	if !right && w.countProtected(merged) <= size {
 		view, _ := t.leader.State.GroupView(g.key)
-		w.fail(ruleScaling, "%s has the size %d at rest, and %d would be right for its load %.2f of %d to %d: %+v: %s",
-			g.key, size, right, load, g.scaling.least, g.scaling.most, view.Scaled, w.describe(g.key))
+		w.fail(ruleScaling, "%s has the size %d at rest, its load is one for %.2f of %d to %d: %+v: %s", g.key, size,
+			load, g.scaling.least, g.scaling.most, view.Scaled, w.describe(g.key))
 	}
 }
