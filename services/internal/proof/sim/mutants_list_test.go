@@ -102,7 +102,7 @@ var mutants = []mutant{
 	{name: "too many spares", why: "spares that are being created do not count",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.planSpares",
 			Find:    "min(a-b, c+1-d)",
-			Replace: "a"}},
+			Replace: "a + 0*(b+c+d)"}},
 	{name: "surplus spares stay", why: "spares beyond spares.count are not deleted",
 		edit: mutate.Edit{Package: "internal/server/plan", In: "group.removeSpares",
 			Find:    "n <= 0",
