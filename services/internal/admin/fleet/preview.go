@@ -175,6 +175,10 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 			add("1 instance would be created in place of %s: %s", action.GetReplaces(), action.GetReason())
 		case action.GetKind() == "create":
 			created++
+		case action.GetKind() == "promote" && action.GetReplaces() != "":
+			add("spare %s would become a member in place of %s: %s", id, action.GetReplaces(), action.GetReason())
+		case action.GetKind() == "promote":
+			add("spare %s would become a member", id)
 		case text == "":
 		case ended[text] < mostLines:
 			ended[text]++
