@@ -328,6 +328,11 @@ step_rotatekey() {
 	system TestRotateKey
 }
 
+# Groups that scale by the length of a queue: by its URL, and by a query to a real Prometheus.
+step_scaling() {
+	system TestScaling -prometheus="$(scripts/tool.sh prometheus)"
+}
+
 # The CA of a cluster rotated while a client calls it, agents run, and the rotation is interrupted: about 20 minutes.
 step_rotateca() {
 	system TestRotateCA -test.timeout=50m
@@ -350,7 +355,7 @@ step_basic() {
 # first one computes. Steps that measure times run alone, after these.
 step_parallel() {
 	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
-		'labs refused copied rotatekey' 'stacks gcpstack install upgrade debug chaos'
+		'labs refused copied rotatekey scaling' 'stacks gcpstack install upgrade debug chaos'
 }
 
 # side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the

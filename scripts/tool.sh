@@ -16,7 +16,7 @@ tools=$root/tests/tools
 name=${1:-}
 
 if [ $# -ne 1 ] || [ -z "$name" ]; then
-	echo "usage: scripts/tool.sh NAME, one of: axe-core minisearch terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
+	echo "usage: scripts/tool.sh NAME, one of: axe-core minisearch terraform-or-tofu protoc-gen-go protoc-gen-go-grpc kube-apiserver kube-controller-manager kube-scheduler kubectl controller-gen capi-core prometheus $(cd "$tools" && echo ./*/ | sed 's|[./]||g')" >&2
 	exit 2
 fi
 
@@ -86,6 +86,9 @@ controller-gen)
 	;;
 capi-core)
 	module=cluster-api
+	;;
+prometheus)
+	module=promtool
 	;;
 esac
 
