@@ -187,7 +187,7 @@ func (f *fleet) keepOneRefused() {
 	for _, m := range f.order {
 		g := f.world.people.spec(m.key)
 		if a := &m.agent; kept || g == nil || !g.asksBalancers() || m.onDemand || f.world.isPreserved(m) ||
-			a.refused || m.doomed() || !a.registered {
+			f.world.isSpare(m) || a.refused || m.doomed() || !a.registered {
 			f.world.endFault(&m.verdict.refused)
 		}
 		kept = kept || f.world.sched.now.Before(m.verdict.refused)
@@ -198,7 +198,7 @@ func (f *fleet) keepOneRefused() {
 func (w *World) checkNoneRefused(t *term) {
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.verdict.refused) && t.groups[m.key].LoadBalancerHealth && !m.onDemand &&
-			!w.isPreserved(m) {
+			!w.isPreserved(m) && !w.isSpare(m) {
 			w.fail(ruleVerdict, "%s is unhealthy in its load balancer since the end of the faults, and is not "+
 				"replaced: %s", m.id, w.describe(m.key))
 		}

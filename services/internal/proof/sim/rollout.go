@@ -81,7 +81,7 @@ func windowOpen(g config.Group, at time.Time) bool {
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
-		if d.OnDemand || d.key() != key || !t.current(g, d) || !d.RegisteredAt.Before(decided) ||
+		if d.OnDemand || d.isSpare() || d.key() != key || !t.current(g, d) || !d.RegisteredAt.Before(decided) ||
 			d.RegisteredAt.IsZero() {
 			continue
 		}

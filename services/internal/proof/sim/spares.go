@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -161,7 +162,13 @@ func (w *World) checkSparesAtRest(t *term, have map[config.GroupKey]int) {
 		if size, _ := g.SizeAt(w.sched.now); size == 0 || g.Deleted {
 			want = 0
 		}
-		if have[key] != want {
+		protected := 0 // which stay if more are there than are wanted
+		for _, m := range w.fleet.order {
+			if m.key == key && w.isSpare(m) && slices.Contains(g.Protected, m.id) {
+				protected++
+			}
+		}
+		if have[key] < want || have[key] > max(want, protected) {
 			w.fail(ruleSpares, "group %s has %d spares, wants %d: %s", key, have[key], want, w.describe(key))
 		}
 		delete(have, key)

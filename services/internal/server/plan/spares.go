@@ -168,6 +168,8 @@ type pool struct {
 	// failing counts those that did not register, and whose deletion is not recorded yet. Before that, the backoff of
 	// spares does not count them.
 	failing int
+	// marking counts the others whose deletion is being recorded. They are left until then, because that may fail.
+	marking int
 }
 
 // findPool returns the spares that are left when the given ones have become members. creating counts those that have no
@@ -187,8 +189,12 @@ func (g *group) findPool(promoted []int) (p pool, creating int) {
 		case classFailed:
 			p.failing++
 		case classLeaving:
-			if i := &g.Instances[n]; i.Work == MarkingDeleting && i.RegisteredAt.IsZero() && i.runs() {
+			switch i := &g.Instances[n]; {
+			case i.Work != MarkingDeleting || !i.runs() || i.Notice:
+			case i.RegisteredAt.IsZero():
 				p.failing++
+			default:
+				p.marking++
 			}
 		case classSpare:
 			p.ready = append(p.ready, n)
@@ -225,7 +231,7 @@ func (g *group) planSpares(removed *removals, added additions) (out steps) {
 	}
 	g.removeSpares(removed, &out, p.unready, len(p.unready)-max(0, lacking-creating), g.compareUnready)
 	coming := creating + len(p.unready) + p.failing
-	there := len(p.ready) + len(p.due) + coming - len(out.actions) // deletions may fail
+	there := len(p.ready) + len(p.due) + coming + p.marking
 	lacking = min(lacking-coming, want+1-there)
 	if g.SpareBackoff.Failures > 0 {
 		lacking = min(lacking, 1-coming) // until one works
