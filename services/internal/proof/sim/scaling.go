@@ -321,9 +321,9 @@ func (w *World) groupsChanged(body []byte) {
 	}
 }
 
-// checkScaled checks the size of a group at rest: it is right for the load. Numbers and loads are rounded, so that a load
-// of almost exactly three instances may also be one for four. A group that protects more instances than its size has
-// these instances, so that its numbers do not show its size.
+// checkScaled checks the size of a group at rest: it is right for the load. Numbers and loads are rounded, so that a
+// load of almost exactly three instances may also be one for four. A group that protects more instances than its size
+// has these instances, so that its numbers do not show its size.
 func (w *World) checkScaled(t *term, g *spec, merged config.Group) {
 	size, _ := merged.SizeAt(w.sched.now)
 	load := w.load(g.key, g.scaling) / scalingTarget

@@ -156,7 +156,8 @@ func (s *Scaler) scale(ctx context.Context, g shardstate.ScaledGroup, have *scal
 	}
 	have.kept = point(g.GroupKey, now, size, d)
 	if err := s.Keep(ctx, have.kept); err != nil && ctx.Err() == nil {
-		s.Log.Warn("what a group is scaled by is not stored on this machine", "group", g.GroupKey.String(), "error", err)
+		s.Log.Warn("what a group is scaled by is not stored on this machine", "group", g.GroupKey.String(), "error",
+			err)
 	}
 }
 
