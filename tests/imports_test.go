@@ -31,8 +31,8 @@ const module = "github.com/nstance-kit/nstance/"
 // of the wings above its own line, and of its own wing those in its own row and in the rows before (a bar ends a row).
 // A name in a row includes the packages below it. The programs do not import each other, but for what [shared] lists.
 var wings = []struct{ folder, rows string }{
-	{"services/contract", "ident jsonpointer pasted reconnect suggest highwater | cloud | keys render record endpoints | " +
-		"config | bootscript envelope authority contexts"},
+	{"services/contract", "ident jsonpointer pasted reconnect suggest highwater | cloud | " +
+		"keys render record endpoints | config | bootscript envelope authority contexts"},
 	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
 	{"services/api", "nstance notleader messages tunnel operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},

@@ -84,8 +84,8 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			}
 		}
 	}
-	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates,
-		out.pushTemplates, out.leaveTemplates} {
+	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.leave,
+		out.rollTemplates, out.pushTemplates, out.leaveTemplates} {
 		slices.Sort(list)
 	}
 	return out

@@ -77,7 +77,8 @@ func instanceNote(i *nstancev1.InstanceStatus) string {
 		holds bool
 		text  string
 	}{
-		{i.GetOnDemand(), "on demand"}, {i.GetSpare(), "spare"}, {i.GetProtected(), "protected"}, {i.GetInfraDrift(), outdatedNote(i)},
+		{i.GetOnDemand(), "on demand"}, {i.GetSpare(), "spare"}, {i.GetProtected(), "protected"},
+		{i.GetInfraDrift(), outdatedNote(i)},
 		{i.GetRuntimeDrift() && i.GetPreservedAt() == nil, "files to be pushed"},
 		{i.GetPreservedAt() != nil, preservedNote(i)},
 		{i.GetDeleteReason() != "", i.GetDeleteReason()}, {i.GetHealthMessage() != "", i.GetHealthMessage()},

@@ -27,8 +27,8 @@ import (
 type Outcome struct {
 	Shard string `json:"shard"`
 	Err   *Error `json:"error,omitempty"`
-	// LastKnown is when a leader last wrote to the bucket. It is set if the leader did not answer, and the answer is what
-	// the bucket says. Err is set too.
+	// LastKnown is when a leader last wrote to the bucket. It is set if the leader did not answer, and the answer is
+	// what the bucket says. Err is set too.
 	LastKnown *time.Time `json:"last_known,omitempty"`
 }
 

@@ -161,8 +161,8 @@ func (s settings) command(name string) string {
 // libvirt reports whether the VMs are real ones.
 func (s settings) libvirt() bool { return s.provider == providerLibvirt }
 
-// openStack returns the stack of "nstance-dev up", in {root}/temp. machines are those of the servers if the VMs are real
-// ones.
+// openStack returns the stack of "nstance-dev up", in {root}/temp. machines are those of the servers if the VMs are
+// real ones.
 func openStack(s settings, machines *libvirtd.Machines) (*local.Stack, error) {
 	options := local.Options{Root: s.root, Bin: s.bin, Dir: filepath.Join(s.root, "temp"), Ports: local.DefaultPorts(),
 		SharedTmux: !s.libvirt()}

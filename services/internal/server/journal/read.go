@@ -21,7 +21,8 @@ func (j *Journal) List(ctx context.Context, q localdb.EventQuery) ([]record.Even
 	return j.options.DB.Events(ctx, q)
 }
 
-// KeepScaling stores by what a group is scaled. The point stays on this machine for a day. It does not go to the bucket.
+// KeepScaling stores by what a group is scaled. The point stays on this machine for a day, and does not go to the
+// bucket.
 func (j *Journal) KeepScaling(ctx context.Context, point localdb.ScalingPoint) error {
 	return j.options.DB.PutScaling(ctx, j.options.Now(), point)
 }

@@ -293,9 +293,11 @@ var (
 	scalingLimited = shardDesc("nstance_group_scaling_limited", "1 for the field of scaling that keeps the group from "+
 		"nstance_group_scaling_wanted, while leading.", "tenant", "group", "field")
 	scalingValue = shardDesc("nstance_group_scaling_value", "Average of the metric over the group's instances, or the "+
-		"total for query and url, in the unit of nstance_group_scaling_target, while leading.", "tenant", "group", "metric")
+		"total for query and url, in the unit of nstance_group_scaling_target, while leading.", "tenant", "group",
+		"metric")
 	scalingTarget = shardDesc("nstance_group_scaling_target",
-		"Target of the metric for each instance; percent for cpu and memory, while leading.", "tenant", "group", "metric")
+		"Target of the metric for each instance; percent for cpu and memory, while leading.", "tenant", "group",
+		"metric")
 	instances  = shardDesc("nstance_instances", "Live instances of the shard; 0 on a standby.")
 	groupCount = shardDesc("nstance_groups", "Groups of the shard; 0 on a standby.")
 	connected  = shardDesc("nstance_agents_connected", "Agents with an open health stream; 0 on a standby.")

@@ -99,8 +99,8 @@ func TestInstanceStatus(t *testing.T) {
 // TestScalingNumbers checks that the status of an instance has the numbers by which its group is scaled.
 func TestScalingNumbers(t *testing.T) {
 	vm := &config.ScalingVM{Name: "inflight", Port: 9100, Path: "/metrics", Metric: "inflight", Target: 100}
-	view := shardstate.InstanceView{Scaling: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "60%"}}, {VM: vm},
-		{URL: &config.ScalingURL{Target: 5}}}}
+	view := shardstate.InstanceView{Scaling: []config.ScalingMetric{{CPU: &config.ScalingShare{Target: "60%"}},
+		{VM: vm}, {URL: &config.ScalingURL{Target: 5}}}}
 	view.Report.Metrics = shardstate.Metrics{CPU: 0.5, MemoryTotal: 1,
 		VM: []shardstate.VMNumber{{ID: vm.ID(), Problem: "connection refused"}}}
 	got := operatorapi.ScalingNumbers(&view)
