@@ -116,7 +116,7 @@ func (w *World) checkPromotion(s *server, d, next *document) {
 	}
 	runs := func(other *document) bool { // a lost one is not marked yet
 		m := w.fleet.byInstance[other.ID]
-		return m == nil || m.alive()
+		return m == nil || m.alive() && !m.doomed()
 	}
 	if n := w.remaining(t, key, runs); n+1 > size+surge {
 		w.fail(ruleSpares, "%s becomes member number %d of %s, its size is %d and its surge %d: %s", d.ID, n+1, key,
