@@ -22,7 +22,7 @@ func full() config.GroupSpec {
 		Args: map[string]any{"A": map[string]any{"B": 1.5}}, LoadBalancers: []string{"lb"}, DrainTimeout: &drain,
 		MaxSurge: &surge, MaxUnhealthy: "30%", Rollout: &config.Rollout{Canary: 1},
 		Disruption: &config.Disruption{MaxPerHour: 1}, Preserve: &config.Preserve{Max: 1},
-		Scaling:  &config.Scaling{Max: 1},
+		Scaling: &config.Scaling{Max: 1}, Spares: &config.Spares{Count: 1},
 		Purchase: &config.Purchase{SpotPercent: 80}, Schedules: []config.Schedule{{Cron: "0 7 * * *", Size: 1}},
 	}
 }
