@@ -12,12 +12,12 @@ import (
 type Change struct {
 	// roll, push, empty and shrink list static groups by name (tenant/name), sorted. In the groups of roll, the infra
 	// hash changed. In those of push, only the runtime hash changed. Groups in empty were removed, groups in shrink
-	// have a smaller size.
-	roll, push, empty, shrink []string
+	// have a smaller size, and groups in fewer have fewer spares.
+	roll, push, empty, shrink, fewer []string
 
-	created       map[string]int // new instances by static group
-	rollTemplates []string       // templates with dynamic groups that roll
-	pushTemplates []string
+	created, spares map[string]int // new instances and new spares by static group
+	rollTemplates   []string       // templates with dynamic groups that roll
+	pushTemplates   []string
 	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
 	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
 	leave, leaveTemplates []string
@@ -40,10 +40,13 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	}
 	from, _ := before.Merged(Groups{})
 	to, _ := after.Merged(Groups{})
-	out.created = map[string]int{}
+	out.created, out.spares = map[string]int{}, map[string]int{}
 	for key, g := range to {
 		if n := g.Size - from[key].Size; n > 0 {
 			out.created[key.String()] = n
+		}
+		if n := spares(g) - spares(from[key]); n > 0 {
+			out.spares[key.String()] = n
 		}
 		if text := ScalingChange(from[key].Scaling, g.Scaling); text != "" {
 			out.scaling = append(out.scaling, fmt.Sprintf("In group %s, %s.", key, text))
@@ -53,6 +56,9 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 		g, still := to[key]
 		if still && g.Size < old.Size && !after.Terminating {
 			out.shrink = append(out.shrink, key.String())
+		}
+		if still && spares(g) < spares(old) && !after.Terminating {
+			out.fewer = append(out.fewer, key.String())
 		}
 		switch {
 		case !still:
@@ -84,8 +90,8 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			}
 		}
 	}
-	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.leave,
-		out.rollTemplates, out.pushTemplates, out.leaveTemplates} {
+	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.fewer,
+		out.leave, out.rollTemplates, out.pushTemplates, out.leaveTemplates} {
 		slices.Sort(list)
 	}
 	return out
@@ -125,6 +131,14 @@ func (c Change) Rolling() []string {
 	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
 }
 
+// spares returns how many spares a group has. A group of size 0 has none.
+func spares(g Group) int {
+	if g.Size == 0 {
+		return 0
+	}
+	return g.Spares.Count
+}
+
 // Destructive reports whether instances are replaced or deleted.
 func (c Change) Destructive() bool {
 	return c.certain() || len(c.leave)+len(c.leaveTemplates) > 0
@@ -132,7 +146,8 @@ func (c Change) Destructive() bool {
 
 // certain reports whether instances are replaced or deleted for another reason than a subnet that leaves its pool.
 func (c Change) certain() bool {
-	return len(c.roll)+len(c.rollTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates || c.moves != [2]string{}
+	return len(c.roll)+len(c.rollTemplates)+len(c.empty)+len(c.shrink)+len(c.fewer) > 0 || c.terminates ||
+		c.moves != [2]string{}
 }
 
 // uncertain reports whether it is not known which subnets leave their pool.
@@ -189,20 +204,22 @@ func (c Change) Warning() (summary, detail string) {
 		"removed: %s.", "", c.empty, nil)
 	say("Instances are drained and deleted, unless the size was changed at run time, in the groups that get smaller: "+
 		"%s.", "", c.shrink, nil)
+	say("Spares are deleted in the groups: %s.", "", c.fewer, nil)
 	if c.terminates {
 		lines = append(lines, "The shard is emptied: terminating is set.")
 	}
 	total := 0
-	for _, n := range c.created {
-		total += n
-	}
-	if total > 0 {
+	for _, of := range []struct {
+		text   string
+		counts map[string]int
+	}{{"Instances are created, unless the size was changed at run time: %s.", c.created}, {"Spares are created: %s.",
+		c.spares}} {
 		var groups []string
-		for _, name := range sortedKeys(c.created) {
-			groups = append(groups, fmt.Sprintf("%d in %s", c.created[name], name))
+		for _, name := range sortedKeys(of.counts) {
+			total += of.counts[name]
+			groups = append(groups, fmt.Sprintf("%d in %s", of.counts[name], name))
 		}
-		lines = append(lines, "Instances are created, unless the size was changed at run time: "+
-			strings.Join(groups, ", ")+".")
+		say(of.text, "", groups, nil)
 	}
 	others := len(lines)
 	lines = append(lines, c.scaling...)

@@ -14,7 +14,7 @@ const changeSample = `{
     "one": {"kind": "aaa", "arch": "amd64", "subnet_pool": "p", "vars": {"x": "1"}},
     "two": {"kind": "bbb", "arch": "amd64", "subnet_pool": "p", "args": {"a": 1}}
   },
-  "groups": {"default": {"w": {"template": "one"}, "v": {"template": "two", "args": {"a": 2}}}}
+  "groups": {"default": {"w": {"template": "one"}, "v": {"template": "two", "args": {"a": 2}, "spares": {"count": 2}}}}
 }`
 
 func parseSample(t *testing.T, src string) *config.Shard {
@@ -44,6 +44,10 @@ func TestChange(t *testing.T) {
 		{"new group", `"groups": {"default": {`, `"groups": {"default": {"n": {"template": "one", "size": 3}, `,
 			"3 instances will be created", []string{
 				"Instances are created, unless the size was changed at run time: 3 in default/n."}},
+		{"spares", `{"template": "one"}`, `{"template": "one", "spares": {"count": 2}}`, "2 instances will be created",
+			[]string{"Spares are created: 2 in default/w."}},
+		{"fewer spares", `"count": 2`, `"count": 1`, "Instances will be replaced or deleted",
+			[]string{"Spares are deleted in the groups: default/v."}},
 		{"smaller size", `"vars": {"x": "1"}`, `"vars": {"x": "1"}, "size": 0`, "Instances will be replaced or deleted",
 			[]string{"Instances are drained and deleted, unless the size was changed at run time, in the groups that " +
 				"get smaller: default/w."}},
