@@ -53,7 +53,7 @@ module "network" {
   nat_mode = var.nat == "none" ? "none" : "provider"
   subnets  = local.subnets
   load_balancers = {
-    web = { listeners = { http = { port = 80, target_port = var.web_port } } }
+    web = { listeners = { http = { port = 80, target_port = var.web_port, health_check = var.web_health_check } } }
   }
   tags = var.tags
 }
@@ -124,6 +124,7 @@ module "shard" {
           size           = var.web_count
           instance_type  = var.web_instance_types[0]
           instance_types = slice(var.web_instance_types, 1, length(var.web_instance_types))
+          args           = var.web_args
           load_balancers = ["web"]
         }
       }

@@ -3,6 +3,11 @@ output "bucket" {
   value       = module.cluster.cluster.bucket
 }
 
+output "encryption_key" {
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin."
+  value       = module.cluster.encryption_key
+}
+
 output "url" {
   description = "URL of the web servers."
   value       = "http://${module.network.network.load_balancers.web.dns_name}/"
@@ -11,6 +16,16 @@ output "url" {
 output "shards" {
   description = "The shards by name, each with its leader's addresses and its resources."
   value       = { for name, shard in module.shard : name => shard.shard }
+}
+
+output "servers" {
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = join(",", [for name, shard in module.shard : "${name}=${shard.shard.operator_addr}"])
+}
+
+output "ca_certificate_pem" {
+  description = "The CA's certificate, with which operators verify the servers."
+  value       = module.cluster.ca_certificate_pem
 }
 
 output "operator_values" {

@@ -99,6 +99,11 @@ variable "web_count" {
   type        = number
   default     = 1
   nullable    = false
+
+  validation {
+    condition     = var.web_count >= 0 && floor(var.web_count) == var.web_count
+    error_message = "web_count is a whole number, 0 or more."
+  }
 }
 
 variable "web_instance_types" {
@@ -106,6 +111,11 @@ variable "web_instance_types" {
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
+
+  validation {
+    condition     = length(var.web_instance_types) > 0
+    error_message = "web_instance_types has to name at least one type."
+  }
 }
 
 variable "web_arch" {
@@ -115,11 +125,28 @@ variable "web_arch" {
   nullable    = false
 }
 
+variable "web_args" {
+  description = "Additional arguments of EC2's RunInstances for the VMs. If you change them, the leader of each shard replaces the shard's VMs, one at a time."
+  type        = any
+  default     = {}
+  nullable    = false
+}
+
 variable "web_port" {
   description = "The port on which the service of the VMs listens."
   type        = number
   default     = 8080
   nullable    = false
+}
+
+variable "web_health_check" {
+  description = "How the load balancer checks the health of a VM: by an HTTP request to `web_port` if `path` is set, or by a TCP connection to `web_port` if not."
+  type = object({
+    path     = optional(string)
+    interval = optional(number)
+  })
+  default  = {}
+  nullable = false
 }
 
 variable "web_commands" {

@@ -96,7 +96,7 @@ module "shard" {
         subnet_pool = "workers"
         # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
         args = { ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami }
-        vars = { greeting = "hello" }
+        vars = var.worker_vars
         files = {
           "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
         }

@@ -13,6 +13,16 @@ output "shard" {
   value       = module.shard.shard
 }
 
+output "servers" {
+  description = "The leader's address for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = "${module.shard.shard.id}=${module.shard.shard.operator_addr}"
+}
+
+output "ca_certificate_pem" {
+  description = "The CA's certificate, with which operators verify the servers."
+  value       = module.cluster.ca_certificate_pem
+}
+
 output "operator_values" {
   description = "Values for nstance-operator: `helm_values` is a file of Helm values, and `config_map` is a manifest with these values for Flux."
   value       = module.operator.operator_values

@@ -96,6 +96,11 @@ variable "worker_count" {
   type        = number
   default     = 2
   nullable    = false
+
+  validation {
+    condition     = var.worker_count >= 0 && floor(var.worker_count) == var.worker_count
+    error_message = "worker_count is a whole number, 0 or more."
+  }
 }
 
 variable "worker_instance_types" {
@@ -103,6 +108,11 @@ variable "worker_instance_types" {
   type        = list(string)
   default     = ["t4g.small", "t4g.medium"]
   nullable    = false
+
+  validation {
+    condition     = length(var.worker_instance_types) > 0
+    error_message = "worker_instance_types has to name at least one type."
+  }
 }
 
 variable "worker_arch" {
@@ -116,6 +126,13 @@ variable "worker_args" {
   description = "Additional arguments of EC2's RunInstances for the VMs. If you change them, the leader replaces the VMs, one at a time."
   type        = any
   default     = {}
+  nullable    = false
+}
+
+variable "worker_vars" {
+  description = "Values of the variables that templates use. The example's template uses one variable, `greeting`, whose value agents write to app.env on the VMs. The leader sends changed values to running VMs."
+  type        = map(string)
+  default     = { greeting = "hello" }
   nullable    = false
 }
 

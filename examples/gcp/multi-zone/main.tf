@@ -103,7 +103,7 @@ module "shard" {
           autoDelete       = true
           initializeParams = { sourceImage = var.agent_image == null ? "{{ .Image.agent }}" : var.agent_image }
         }] }
-        vars                 = { greeting = "hello" }
+        vars                 = var.worker_vars
         load_balancer_health = var.load_balancer_health
         files = {
           "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
@@ -118,6 +118,7 @@ module "shard" {
           size           = var.worker_count
           instance_type  = var.worker_instance_types[0]
           instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+          args           = var.worker_args
           load_balancers = ["web"]
         }
       }

@@ -13,9 +13,19 @@ output "shards" {
   value       = { for name, shard in module.shard : name => shard.shard }
 }
 
+output "servers" {
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
+}
+
 output "address" {
   description = "Address of the load balancer."
   value       = module.network.network.load_balancers["web"].address
+}
+
+output "ca_certificate_pem" {
+  description = "The CA's certificate, with which operators verify the servers. Null if the servers make the CA."
+  value       = module.cluster.ca_certificate_pem
 }
 
 data "nstance_admin_context" "this" {

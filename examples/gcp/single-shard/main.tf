@@ -95,7 +95,7 @@ module "shard" {
           autoDelete       = true
           initializeParams = { sourceImage = var.agent_image == null ? "{{ .Image.agent }}" : var.agent_image }
         }] }
-        vars = { greeting = "hello" }
+        vars = var.worker_vars
         files = {
           "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
         }

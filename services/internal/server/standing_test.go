@@ -107,6 +107,7 @@ func TestServerSaysThatTheBucketFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	says("the end of the leadership", "no leader is known: cannot ")
+	p.await("the standby", func() bool { return p.details().Details.Role == "standby" })
 	got := p.details()
 	if !got.Ready || got.Details.Role != "standby" || !strings.HasSuffix(got.Details.NoLeader,
 		": connection refused") || !strings.Contains(got.Says, "; s led last, in term 1") {

@@ -8,9 +8,19 @@ output "bucket" {
   value       = module.cluster.cluster.bucket
 }
 
+output "encryption_key" {
+  description = "Where the encryption key is stored: the values of --key-provider and --key-source for nstance-admin."
+  value       = module.cluster.encryption_key
+}
+
 output "shards" {
   description = "The shards by zone, each with its leader's addresses and its resources."
   value       = { for zone, shard in module.shard : zone => shard.shard }
+}
+
+output "servers" {
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
 }
 
 data "nstance_admin_context" "this" {

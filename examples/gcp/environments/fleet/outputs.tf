@@ -13,6 +13,11 @@ output "shards" {
   value       = { for zone, shard in module.shard : zone => shard.shard }
 }
 
+output "servers" {
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = join(",", [for shard in module.shard : "${shard.shard.id}=${shard.shard.operator_addr}"])
+}
+
 data "nstance_admin_context" "this" {
   name           = module.cluster.cluster.id
   servers        = { for name, shard in module.shard : name => shard.shard.operator_addr }

@@ -8,6 +8,11 @@ output "shards" {
   value       = module.fleet.shards
 }
 
+output "servers" {
+  description = "The leaders' addresses for nstance-admin, as the value of NSTANCE_ADMIN_SERVERS."
+  value       = module.fleet.servers
+}
+
 output "admin_context" {
   description = "A context for nstance-admin: `tofu output -raw admin_context | nstance-admin context import -` adds it. It has no secrets."
   value       = module.fleet.admin_context
