@@ -9,6 +9,7 @@ import (
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/agent/machine"
 )
 
 const (
@@ -108,7 +109,10 @@ func (c *Client) setMember(ctx context.Context, role nstancev1.InstanceRole) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := c.Member(ctx, role == nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER); err != nil {
+	switch err := c.Member(ctx, role == nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER); {
+	case errors.Is(err, machine.ErrNoSystemd):
+		c.Log.Info("The unit of members is left out", "role", roleNames[role], "error", err)
+	case err != nil:
 		c.Log.Warn("The unit of members was not changed", "role", roleNames[role], "error", err)
 	}
 }

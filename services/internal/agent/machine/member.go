@@ -15,12 +15,15 @@ const MemberTarget = "nstance-member.target"
 // noSuchUnit is the D-Bus error of systemd for a unit that is not installed.
 const noSuchUnit = "org.freedesktop.systemd1.NoSuchUnit"
 
+// ErrNoSystemd means that this machine has no systemd that can be reached.
+var ErrNoSystemd = errors.New("there is no systemd")
+
 // SetMember starts or stops [MemberTarget]. It does not wait for the units that the target starts. It returns nil if
 // the unit is not installed.
 func SetMember(ctx context.Context, member bool) error {
 	bus, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil {
-		return fmt.Errorf("connect to systemd: %w", err)
+		return fmt.Errorf("%w: %w", ErrNoSystemd, err)
 	}
 	defer func() { _ = bus.Close() }()
 	method := "org.freedesktop.systemd1.Manager.StopUnit"
