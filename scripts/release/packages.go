@@ -101,15 +101,15 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 	return r.write(packager.ConventionalFileName(info), out.Bytes())
 }
 
-// unit copies a unit file of the machine images and returns the path of the copy. The copy starts the program from
-// /usr/bin, where the packages install it.
+// unit copies a unit file of the machine images and returns the path of the copy. The copy of a service starts the
+// program from /usr/bin, where the packages install it.
 func (r *release) unit(name string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(r.Root, "images/packer/files", name))
 	if err != nil {
 		return "", err
 	}
 	moved := strings.ReplaceAll(string(text), "=/usr/local/bin/", "=/usr/bin/")
-	if moved == string(text) {
+	if moved == string(text) && strings.HasSuffix(name, ".service") {
 		return "", fmt.Errorf("the unit %s starts no program in /usr/local/bin", name)
 	}
 	path := filepath.Join(r.Work, name)
