@@ -370,7 +370,7 @@ func BenchmarkReport(b *testing.B) {
 		reports[n] = &nstancev1.ReportHealthRequest{InstanceId: c.id.String(), Unchanged: true, Healthy: true,
 			RuntimeHash: "r1", AgentVersion: "v1.2.3",
 			Metrics: &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 1 << 32},
-			Ipv4:    "10.0.0.1", Hostname: "node-1"}
+			Ipv4:    "10.0.0.1", Hostname: "node-1", Role: nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER}
 	}
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n = (n + 1) % agents {

@@ -171,8 +171,10 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 	}
 	s.resolveShared(c)
 	s.sendFilesIfDue(c, &report)
-	if rec, _, ok := c.leader.State.Record(c.agent.id); ok && report.Role != "" && report.Role != plan.RoleOf(&rec) {
-		s.Role(c.agent.id) // the leader learned of the promotion from the bucket
+	if report.Role == plan.RoleSpare { // a member stays one, so most reports need no look at the record
+		if rec, _, ok := c.leader.State.Record(c.agent.id); ok && plan.RoleOf(&rec) != plan.RoleSpare {
+			s.Role(c.agent.id) // the leader learned of the promotion from the bucket
+		}
 	}
 	if s.Metrics != nil {
 		s.Metrics.Reports.Inc()
@@ -329,12 +331,13 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	default:
 		return fmt.Errorf("stopping: reason %d is unknown", m.GetStopping())
 	}
-	for role, sent := range instanceRoles {
-		if m.GetRole() == sent {
-			r.Role = role
-		}
-	}
-	if r.Role == "" && m.GetRole() != nstancev1.InstanceRole_INSTANCE_ROLE_UNSPECIFIED {
+	switch m.GetRole() {
+	case nstancev1.InstanceRole_INSTANCE_ROLE_UNSPECIFIED:
+	case nstancev1.InstanceRole_INSTANCE_ROLE_SPARE:
+		r.Role = plan.RoleSpare
+	case nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER:
+		r.Role = plan.RoleMember
+	default:
 		return fmt.Errorf("role: %d is unknown", m.GetRole())
 	}
 	if drain := m.GetDrain(); drain != nil {
