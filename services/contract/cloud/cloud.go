@@ -21,6 +21,9 @@ type Block struct {
 	// market.
 	SpotArgs [][]any
 
+	// Sleeps are the values of a group's spares.state with which the VMs of spares sleep. Nil: VMs cannot sleep.
+	Sleeps []string
+
 	// MaxUserdata is the maximum size of a VM's user data in bytes. 0: the cloud has no limit that matters.
 	MaxUserdata int
 

@@ -108,10 +108,6 @@ func (c *checker) spares(s *Spares, path string) {
 		return
 	}
 	c.size(&s.Count, path+".count")
-	if s.State == "stopped" || s.State == "suspended" {
-		c.add(path+".state", "%s is not supported: the provider cannot put VMs to sleep", quote(s.State)).hint =
-			`use "running"`
-	}
 }
 
 const (
@@ -156,6 +152,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	c.args(spec.Args, ChildPath(path, "args"))
 	c.typesOfCloud(spec.InstanceType, spec.InstanceTypes, path)
 	c.purchase(spec, path)
+	c.sleeping(spec, path)
 	c.pool(ChildPath(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
 		at := element(ChildPath(path, "load_balancers"), i)
@@ -176,6 +173,30 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 			"is required: neither the group nor its template has one").depends = []string{from + ".instance_type"}
 	}
 	c.render(g, spec, path, false)
+}
+
+// sleeping checks that the VMs of spares can sleep in the way that the group wants.
+func (c *checker) sleeping(spec GroupSpec, path string) {
+	if spec.Spares == nil || spec.Spares.Sleep() == "" {
+		return
+	}
+	at, provider := ChildPath(path, "spares")+".state", c.s.Server.Provider.Kind
+	known := []string{SparesStopped, SparesSuspended}
+	if provider != "" {
+		known = blockOf(provider).Sleeps
+	}
+	state := spec.Spares.State
+	switch {
+	case len(known) == 0:
+		c.add(at, "%s is not supported: provider %s cannot put VMs to sleep", quote(state), provider).hint =
+			"use " + quote(SparesRunning)
+	case !slices.Contains(known, state):
+		c.add(at, "%s is not supported by provider %s", quote(state), provider).hint =
+			"use " + quote(SparesRunning) + " or " + quote(known[0])
+	case spec.Purchase != nil && spec.Purchase.SpotPercent > 0:
+		c.add(at, "%s is not possible together with purchase: clouds do not keep spot instances that sleep",
+			quote(state)).hint = "use " + quote(SparesRunning) + ", or remove purchase"
+	}
 }
 
 // purchase checks that the group's provider has a spot market, and that no argument contradicts the purchase options.

@@ -12,8 +12,8 @@ func TestSpares(t *testing.T) {
 	for _, tt := range []struct{ src, problem string }{
 		{spares(`"count": -1`), "spares.count"},
 		{spares(`"count": 1, "state": "asleep"`), "spares.state"},
-		{spares(`"count": 1, "state": "stopped"`),
-			`groups.default.g.spares.state: "stopped" is not supported: the provider cannot put VMs to sleep`},
+		{withGroupFields(`"spares": {"count": 1, "state": "stopped"}, "purchase": {"spot_percent": 10}`),
+			`groups.default.g.spares.state: "stopped" is not possible together with purchase`},
 		{spares(`"count": 1, "max_age": "-1h"`), "spares.max_age"},
 	} {
 		_, problems := Parse("a.jsonc", []byte(tt.src))

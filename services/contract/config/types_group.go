@@ -158,15 +158,29 @@ const FallbackOnDemand = "on_demand"
 type Spares struct {
 	// Number of spares.
 	Count int `json:"count" rule:"nonnegative"`
-	// How spares wait. running: their VMs run. stopped, suspended: their VMs sleep. Only running is supported.
+	// How spares wait. running: their VMs run. stopped: their VMs are shut down once they have passed their health
+	// checks, and boot when they are needed. suspended: their VMs are suspended with their memory, and resume when they
+	// are needed. Which of them are possible depends on the provider.
 	State string `json:"state,omitempty" default:"running" rule:"enum=running|stopped|suspended"`
 	// Age at which a spare is replaced by a new one; 0: never. The ages eligible_age and forced_age hold for spares,
 	// too.
 	MaxAge Duration `json:"max_age,omitempty"`
 }
 
-// SparesRunning is the value of [Spares.State] with which the VMs of spares run.
-const SparesRunning = "running"
+// The values of [Spares.State].
+const (
+	SparesRunning   = "running"   // the VMs of spares run
+	SparesStopped   = "stopped"   // they are shut down, and boot when they are woken
+	SparesSuspended = "suspended" // they are suspended with their memory, and resume when they are woken
+)
+
+// Sleep returns how the VMs of spares sleep: SparesStopped, SparesSuspended, or "" if they run.
+func (s Spares) Sleep() string {
+	if s.State == SparesStopped || s.State == SparesSuspended {
+		return s.State
+	}
+	return ""
+}
 
 // Scaling lets the leader choose a group's size. About every 15 s it compares the metrics with their targets and
 // computes the size with which they would be at their targets, as the Horizontal Pod Autoscaler of Kubernetes does. If

@@ -94,6 +94,11 @@ type Preserved struct {
 type Spare struct {
 	// PromotedAt is when the spare became a member of its group; zero: it is still a spare.
 	PromotedAt time.Time `json:"promoted_at,omitzero"`
+	// Sleep is how the VM of the spare can sleep: "stopped" or "suspended"; "": it runs. It never changes.
+	Sleep string `json:"sleep,omitempty"`
+	// AsleepAt is when a leader decided to put the VM to sleep; zero: it never did. It stays set when the spare becomes
+	// a member, so that every leader knows that the VM may have to be woken.
+	AsleepAt time.Time `json:"asleep_at,omitzero"`
 }
 
 // IsSpare reports whether the instance is a warm spare, so that it does not count towards the size of its group.

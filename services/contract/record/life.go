@@ -79,7 +79,7 @@ func (i Instance) Encode() ([]byte, error) {
 		utc(&i.Preserved.At)
 	}
 	if i.Spare != nil {
-		utc(&i.Spare.PromotedAt)
+		utc(&i.Spare.PromotedAt, &i.Spare.AsleepAt)
 	}
 	return encode("instance record", i)
 }
@@ -140,6 +140,10 @@ func (i Instance) Validate() error {
 		p.check(!i.OnDemand, "spare: is there although on demand")
 		p.check(i.Spare.PromotedAt.IsZero() || !i.RegisteredAt.IsZero(),
 			"spare.promoted_at: is there although not registered")
+		p.text("spare.sleep", i.Spare.Sleep, maxText, false)
+		p.time("spare.asleep_at", i.Spare.AsleepAt, false)
+		p.check(i.Spare.AsleepAt.IsZero() || i.Spare.Sleep != "" && !i.RegisteredAt.IsZero(),
+			"spare.asleep_at: is there although the VM cannot sleep or is not registered")
 	}
 	p.check(len(i.PublicKey) == 0 || len(i.PublicKey) == ed25519.PublicKeySize, "public_key: has %d bytes, want %d",
 		len(i.PublicKey), ed25519.PublicKeySize)

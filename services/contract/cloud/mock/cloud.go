@@ -8,6 +8,7 @@ const Name = "mock"
 
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LoadBalancer: LoadBalancer{},
+	Sleeps:   []string{"stopped", "suspended"},
 	SpotArgs: [][]any{{"market"}}, LeaderNetworkKinds: []string{cloud.LeaderARP}}
 
 // LoadBalancer is a load balancer without fields.

@@ -76,6 +76,9 @@ type CreateRequest struct {
 	Args         map[string]any // merged and rendered, in the provider's own vocabulary
 	Userdata     []byte         // holds the registration nonce: never logged
 	Hostname     string
+	// Sleep is how the VM must be able to sleep: config.SparesStopped or config.SparesSuspended; "": it never sleeps.
+	// Some clouds decide when a VM is created whether it can be suspended.
+	Sleep string `json:",omitempty"`
 }
 
 // VM is one machine as the provider describes it.
