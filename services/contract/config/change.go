@@ -12,8 +12,9 @@ import (
 type Change struct {
 	// roll, push, empty and shrink list static groups by name (tenant/name), sorted. In the groups of roll, the infra
 	// hash changed. In those of push, only the runtime hash changed. Groups in empty were removed, groups in shrink
-	// have a smaller size, and groups in fewer have fewer spares.
-	roll, push, empty, shrink, fewer []string
+	// have a smaller size, and groups in fewer have fewer spares. In groups in renewed, spares
+	// wait in another way, or may be too old.
+	roll, push, empty, shrink, fewer, renewed []string
 
 	created, spares map[string]int // new instances and new spares by static group
 	rollTemplates   []string       // templates with dynamic groups that roll
@@ -60,6 +61,10 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 		if still && spares(g) < spares(old) && !after.Terminating {
 			out.fewer = append(out.fewer, key.String())
 		}
+		if still && min(spares(g), spares(old)) > 0 && (g.Spares.Sleep() != old.Spares.Sleep() ||
+			g.Spares.MaxAge > 0 && (old.Spares.MaxAge == 0 || g.Spares.MaxAge < old.Spares.MaxAge)) {
+			out.renewed = append(out.renewed, key.String())
+		}
 		switch {
 		case !still:
 			out.empty = append(out.empty, key.String())
@@ -90,7 +95,7 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			}
 		}
 	}
-	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.fewer,
+	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.fewer, out.renewed,
 		out.leave, out.rollTemplates, out.pushTemplates, out.leaveTemplates} {
 		slices.Sort(list)
 	}
@@ -205,6 +210,8 @@ func (c Change) Warning() (summary, detail string) {
 	say("Instances are drained and deleted, unless the size was changed at run time, in the groups that get smaller: "+
 		"%s.", "", c.shrink, nil)
 	say("Spares are deleted in the groups: %s.", "", c.fewer, nil)
+	say("Spares that wait in another way, or are older than max_age, are replaced, one at a time, in the groups: %s.",
+		"", c.renewed, nil)
 	if c.terminates {
 		lines = append(lines, "The shard is emptied: terminating is set.")
 	}
@@ -232,6 +239,8 @@ func (c Change) Warning() (summary, detail string) {
 		summary = "Instances may be replaced"
 	case c.Destructive():
 		summary = "Instances will be replaced or deleted"
+	case len(c.renewed) > 0:
+		summary = "Spares will be replaced"
 	case total > 0:
 		summary = fmt.Sprintf("%d instances will be created", total)
 	default:

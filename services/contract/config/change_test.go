@@ -48,6 +48,9 @@ func TestChange(t *testing.T) {
 			[]string{"Spares are created: 2 in default/w."}},
 		{"fewer spares", `"count": 2`, `"count": 1`, "Instances will be replaced or deleted",
 			[]string{"Spares are deleted in the groups: default/v."}},
+		{"older spares", `"count": 2`, `"count": 2, "max_age": "1h"`, "Spares will be replaced", []string{
+			"Spares that wait in another way, or are older than max_age, are replaced, one at a time, in the groups: " +
+				"default/v."}},
 		{"smaller size", `"vars": {"x": "1"}`, `"vars": {"x": "1"}, "size": 0`, "Instances will be replaced or deleted",
 			[]string{"Instances are drained and deleted, unless the size was changed at run time, in the groups that " +
 				"get smaller: default/w."}},

@@ -285,7 +285,8 @@ type ScalingRate struct {
 
 // ScaleUp says how a group grows.
 type ScaleUp struct {
-	// The group grows only to the smallest size that the metrics asked for within this time.
+	// The group grows only to the smallest size that the metrics asked for within this time. A new leader enlarges no
+	// group before this time has passed.
 	Stabilization Duration `json:"stabilization,omitempty"`
 	// By how much a change may enlarge the group: instances ("4"), or a percentage of its size ("100%").
 	MaxStep string `json:"max_step,omitempty" default:"100%" support:"plain"`

@@ -59,7 +59,7 @@ func (a *app) writeScalingHistories(w io.Writer, answers answers[*nstancev1.GetS
 		}
 		columns := []string{"TIME", "SIZE", "WANTED"}
 		for _, m := range metrics {
-			columns = append(columns, m.String())
+			columns = append(columns, string(m))
 		}
 		if err := a.table(w, columns, rows); err != nil {
 			return err

@@ -84,59 +84,43 @@ func ScalingSince(h *nstancev1.GetScalingHistoryResponse, now time.Time, clock f
 	return text
 }
 
-// NthMetric identifies a metric in the points of a history. A group may have several metrics of one name, and other
-// ones at other times.
-type NthMetric struct {
-	Name string
-	Nth  int // of this name, from 0
-}
-
-func (n NthMetric) String() string {
-	if n.Nth > 0 {
-		return fmt.Sprintf("%s (%d)", n.Name, n.Nth+1)
-	}
-	return n.Name
-}
+// MetricName identifies a metric in the points of a history. The metrics of a group have different names, and the group
+// may have had other ones at other times.
+type MetricName string
 
 // Of returns the metric in a point. It returns an empty one if the group did not have the metric then.
-func (n NthMetric) Of(p *nstancev1.ScalingPoint) *nstancev1.ScalingMetric {
-	nth := n.Nth
+func (n MetricName) Of(p *nstancev1.ScalingPoint) *nstancev1.ScalingMetric {
 	for _, m := range p.GetMetrics() {
-		if m.GetName() == n.Name {
-			if nth == 0 {
-				return m
-			}
-			nth--
+		if m.GetName() == string(n) {
+			return m
 		}
 	}
 	return &nstancev1.ScalingMetric{}
 }
 
 // Text returns the metric's value and target in a point, such as "78 % of 60 %".
-func (n NthMetric) Text(p *nstancev1.ScalingPoint) string {
+func (n MetricName) Text(p *nstancev1.ScalingPoint) string {
 	m := n.Of(p)
 	if m.Value == nil {
 		return "unknown"
 	}
-	text := MetricText(n.Name, m.GetValue()) + " of " + MetricText(n.Name, m.GetTarget())
+	text := MetricText(string(n), m.GetValue()) + " of " + MetricText(string(n), m.GetTarget())
 	if m.GetTotal() {
 		text += " per instance"
 	}
 	return text
 }
 
-// ScalingMetrics returns the metrics of all points, those of the newest point first.
-func ScalingMetrics(runs []ScalingRun) (metrics []NthMetric) {
+// ScalingMetrics returns the names of the metrics of all points, those of the newest point first.
+func ScalingMetrics(runs []ScalingRun) (names []MetricName) {
 	for _, run := range slices.Backward(runs) {
 		for _, p := range slices.Backward(run) {
-			nth := map[string]int{}
 			for _, m := range p.GetMetrics() {
-				n := NthMetric{m.GetName(), nth[m.GetName()]}
-				if nth[m.GetName()]++; !slices.Contains(metrics, n) {
-					metrics = append(metrics, n)
+				if n := MetricName(m.GetName()); !slices.Contains(names, n) {
+					names = append(names, n)
 				}
 			}
 		}
 	}
-	return metrics
+	return names
 }

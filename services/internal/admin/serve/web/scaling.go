@@ -35,8 +35,8 @@ func scalingChart(h *nstancev1.GetScalingHistoryResponse, period plotPeriod, now
 		series{"line actual", true, func(p *nstancev1.ScalingPoint) *float64 { return new(float64(p.GetSize())) }})}
 	metrics := fleet.ScalingMetrics(s.runs)
 	for _, m := range metrics {
-		c.Columns = append(c.Columns, m.String())
-		c.Lanes = append(c.Lanes, s.lane(m.String(), func(v float64) string { return fleet.MetricText(m.Name, v) },
+		c.Columns = append(c.Columns, string(m))
+		c.Lanes = append(c.Lanes, s.lane(string(m), func(v float64) string { return fleet.MetricText(string(m), v) },
 			series{"line metric", false, func(p *nstancev1.ScalingPoint) *float64 {
 				return m.Of(p).Value
 			}},
@@ -126,7 +126,7 @@ func (s *scalingPlot) draw(b *strings.Builder, run fleet.ScalingRun, line series
 }
 
 // rows returns the table for screen readers: a row for each step of the period, each change of the size, and each gap.
-func (s *scalingPlot) rows(metrics []fleet.NthMetric, step time.Duration) (rows [][]string) {
+func (s *scalingPlot) rows(metrics []fleet.MetricName, step time.Duration) (rows [][]string) {
 	var last *nstancev1.ScalingPoint
 	for n, run := range s.runs {
 		if n > 0 {
