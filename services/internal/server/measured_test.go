@@ -31,6 +31,7 @@ var (
 	_ infra.UserdataRemover = (*fullProvider)(nil)
 	_ infra.Verifier        = (*fullProvider)(nil)
 	_ infra.Batch           = (*fullProvider)(nil)
+	_ infra.Sleeper         = (*fullProvider)(nil)
 
 	_ infra.LoadBalancerHealth     = (*fullProvider)(nil)
 	_ infra.LoadBalancerMembership = (*fullProvider)(nil)
@@ -48,6 +49,14 @@ func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra
 func (p *fullProvider) CreateBatch(ctx context.Context, _ infra.BatchRequest) ([]infra.VM, error) {
 	p.last = ctx
 	return nil, infra.Throttled
+}
+func (p *fullProvider) Sleep(ctx context.Context, _ infra.VM, _ string) error {
+	p.last = ctx
+	return infra.Throttled
+}
+func (p *fullProvider) Wake(ctx context.Context, _ infra.VM) error {
+	p.last = ctx
+	return infra.Throttled
 }
 func (p *fullProvider) Delete(ctx context.Context, _ infra.VM) error {
 	p.last = ctx
@@ -124,7 +133,7 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
 	interfaces := map[string][]string{}
-	for _, name := range []string{"infra/infra.go", "infra/batch.go", "infra/console.go"} {
+	for _, name := range []string{"infra/infra.go", "infra/batch.go", "infra/console.go", "infra/sleep.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -269,6 +269,16 @@ func (m *measuredProvider) Delete(ctx context.Context, vm infra.VM) error {
 	return measureError(ctx, m, "delete", m.provider.Delete, vm)
 }
 
+func (m *measuredProvider) Sleep(ctx context.Context, vm infra.VM, how string) error {
+	return measureError(ctx, m, "sleep", func(ctx context.Context, vm infra.VM) error {
+		return capability[infra.Sleeper](m).Sleep(ctx, vm, how)
+	}, vm)
+}
+
+func (m *measuredProvider) Wake(ctx context.Context, vm infra.VM) error {
+	return measureError(ctx, m, "wake", capability[infra.Sleeper](m).Wake, vm)
+}
+
 func (m *measuredProvider) Get(ctx context.Context, providerID string) (infra.VM, error) {
 	return measureCall(ctx, m, "get", m.provider.Get, providerID)
 }

@@ -40,8 +40,12 @@ type Harness struct {
 	// capability DeregistrationDelay.
 	Delay time.Duration
 	// Room, if the provider has the capability Batch, limits how many VMs of the first type have room in the first
-	// subnet, including those that are there.
+	// subnet, including those that are there. VMs that sleep take up no room, and need room to wake.
 	Room func(t *testing.T, vms int)
+	// Sleeps, if the provider has the capability Sleeper, are the ways in which its VMs can sleep: cloud.Block.Sleeps.
+	Sleeps []string
+	// Disks, if set, identifies the disks of a VM, which must still be there after sleep.
+	Disks func(t *testing.T, vm infra.VM) string
 	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
 	// OddTags are unusual tag values that the provider must return unchanged. nil means a default set.
@@ -79,6 +83,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		})
 	}
 	runBatch(t, open)
+	runSleep(t, open)
 }
 
 type suite struct {

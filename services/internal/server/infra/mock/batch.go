@@ -1,6 +1,7 @@
 package mock
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -18,8 +19,8 @@ type batch struct {
 func (p *Provider) CreateBatch(ctx context.Context, req infra.BatchRequest) ([]infra.VM, error) {
 	call := Call{Kind: CreateBatch, Owner: req.VM.Tags.Owner, Batch: &req}
 	var vms []infra.VM
-	err := p.change(ctx, call, func(at time.Time) error {
-		if err := req.Check(); err != nil {
+	err := p.change(ctx, call, func(at time.Time, _ Outcome) error {
+		if err := cmp.Or(req.Check(), checkSleep(op(call), req.VM)); err != nil {
 			return err
 		}
 		digest, err := req.Digest()

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/infratest"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
@@ -36,7 +37,7 @@ func (c *clock) Sleep(ctx context.Context, d time.Duration) error {
 func TestConformance(t *testing.T) {
 	for name, cfg := range map[string]mock.Config{
 		"instant": {},
-		"slow": {Boot: 3 * time.Second, Shutdown: 2 * time.Second,
+		"slow": {Boot: 3 * time.Second, Shutdown: 2 * time.Second, FallAsleep: 2 * time.Second, WakeUp: time.Second,
 			Script: func(context.Context, mock.Call) mock.Outcome { return mock.Outcome{Latency: time.Millisecond} }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,6 +78,7 @@ func TestConformance(t *testing.T) {
 						p.SetCapacity(mock.Place{Type: "small", Subnet: "subnet-a"}, vms)
 					},
 					Delay:   time.Minute,
+					Sleeps:  contract.Block.Sleeps,
 					Unknown: "mock-99999999",
 				}
 			})

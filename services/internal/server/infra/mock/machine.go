@@ -15,6 +15,7 @@ import (
 type machine struct {
 	vm      infra.VM // State is not used
 	digest  string
+	sleep   string   // CreateRequest.Sleep
 	history []change // ordered by time; never empty
 	place   Place
 	holds   bool // whether it takes up room at its place
@@ -75,6 +76,9 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, infra.Errorf(infra.Invalid, what, "no instance ID")
 	}
+	if err := checkSleep(what, req); err != nil {
+		return infra.VM{}, err
+	}
 	if m, ok := p.byInstance[req.Tags.Instance]; ok {
 		if m.digest != digest {
 			return infra.VM{}, infra.Errorf(infra.Conflict, what, "made before with other parameters")
@@ -122,7 +126,7 @@ func (p *Provider) make(at time.Time, req infra.CreateRequest, digest string) *m
 		Hostname:   hostname,
 		LaunchedAt: at,
 	}, Place{req.InstanceType, req.Subnet})
-	m.digest = digest
+	m.digest, m.sleep = digest, req.Sleep
 	m.history = []change{{at, infra.Pending}}
 	if p.cfg.Boot >= 0 {
 		m.history = append(m.history, change{at.Add(p.cfg.Boot), infra.Running})

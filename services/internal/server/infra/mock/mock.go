@@ -24,11 +24,13 @@ import (
 // Kind is the kind of a call.
 type Kind string
 
-// The kinds of calls. Only the kinds Create, CreateBatch and Delete change VMs.
+// The kinds of calls. Only the kinds Create, CreateBatch, Delete, Sleep and Wake change VMs.
 const (
 	Create         Kind = "create"
 	CreateBatch    Kind = "create_batch"
 	Delete         Kind = "delete"
+	Sleep          Kind = "sleep"
+	Wake           Kind = "wake"
 	Get            Kind = "get"
 	List           Kind = "list"
 	FindByInstance Kind = "find"
@@ -57,7 +59,7 @@ type Call struct {
 	ProviderID string
 	Request    *infra.CreateRequest // set for Create; read-only
 	Batch      *infra.BatchRequest  // set for CreateBatch; read-only
-	Name       string               // load balancer or machine ID
+	Name       string               // load balancer, machine ID, or how a VM is to sleep
 }
 
 // Outcome is the script's decision about a call. With the zero value, the call succeeds.
@@ -74,6 +76,9 @@ type Outcome struct {
 	Late time.Duration
 	// Lag is the age of the state that a read returns. Zero means the current state.
 	Lag time.Duration
+	// Stuck makes a VM that is put to sleep remain stopping, and a VM that is woken remain pending, until SetState
+	// changes its state.
+	Stuck bool
 }
 
 // Config configures a mock. Only Now is required.
@@ -94,6 +99,9 @@ type Config struct {
 	// Boot is the time for which a new VM is pending. If Boot is negative, the VM is pending until SetState changes its
 	// state. Shutdown is the time that it takes to delete a VM.
 	Boot, Shutdown time.Duration
+	// FallAsleep is the time for which a VM that is put to sleep is stopping. WakeUp is the time for which a VM that is
+	// woken is pending. If they are negative, the VM remains in that state until SetState changes it.
+	FallAsleep, WakeUp time.Duration
 	// Remember is the time for which deleted VMs are listed. Zero means one hour.
 	Remember time.Duration
 	// Types are the instance types that DescribeType knows.
@@ -137,6 +145,7 @@ var (
 	_ infra.LoadBalancers   = (*Provider)(nil)
 	_ infra.Images          = (*Provider)(nil)
 	_ infra.Batch           = (*Provider)(nil)
+	_ infra.Sleeper         = (*Provider)(nil)
 )
 
 // OnCreate returns a script that passes every create call to fn. All calls succeed.
@@ -175,7 +184,7 @@ func New(cfg Config) *Provider {
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	call := Call{Kind: Create, Owner: req.Tags.Owner, Instance: req.Tags.Instance, Request: &req}
 	var vm infra.VM
-	err := p.change(ctx, call, func(at time.Time) error {
+	err := p.change(ctx, call, func(at time.Time, _ Outcome) error {
 		digest, err := req.Digest()
 		if err != nil {
 			return infra.Wrap(infra.Invalid, op(call), err)
@@ -191,7 +200,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 
 // Delete implements infra.Provider.
 func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
-	return p.change(ctx, Call{Kind: Delete, ProviderID: vm.ProviderID}, func(at time.Time) error {
+	return p.change(ctx, Call{Kind: Delete, ProviderID: vm.ProviderID}, func(at time.Time, _ Outcome) error {
 		if m, ok := p.byID[vm.ProviderID]; ok && !p.forgotten(m, at) {
 			if err := infra.CheckOwned("delete "+vm.ProviderID, m.vm.Tags, vm.Tags); err != nil {
 				return err
@@ -261,12 +270,12 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 
 // change runs a call that changes the cloud's state. It calls the function effect at most once, with the lock held:
 // immediately or, for a late call, after the delay.
-func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
+func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time, out Outcome) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error {
 		if out.Late <= 0 {
-			return effect(now)
+			return effect(now, out)
 		}
-		p.late = append(p.late, landing{now.Add(out.Late), effect})
+		p.late = append(p.late, landing{now.Add(out.Late), func(at time.Time) error { return effect(at, out) }})
 		slices.SortStableFunc(p.late, func(a, b landing) int { return a.at.Compare(b.at) })
 		return nil
 	})
@@ -333,7 +342,7 @@ func op(call Call) string {
 // Acquire implements infra.LeaderNetwork. Each call gives the address to the given machine, and takes it from any other
 // machine.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
-	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time) error {
+	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time, Outcome) error {
 		p.holder = machineID
 		return nil
 	})
@@ -341,7 +350,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 
 // Release implements infra.LeaderNetwork.
 func (p *Provider) Release(ctx context.Context, machineID string) error {
-	return p.change(ctx, Call{Kind: Release, Name: machineID}, func(time.Time) error {
+	return p.change(ctx, Call{Kind: Release, Name: machineID}, func(time.Time, Outcome) error {
 		if p.holder == machineID {
 			p.holder = ""
 		}
@@ -378,7 +387,7 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (room map[stri
 // Register implements infra.LoadBalancers.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	call := Call{Kind: Register, Name: lb, ProviderID: vm.ProviderID}
-	return p.change(ctx, call, func(at time.Time) error {
+	return p.change(ctx, call, func(at time.Time, _ Outcome) error {
 		m := p.byID[vm.ProviderID]
 		if m == nil {
 			return infra.Errorf(infra.Invalid, op(call), "no such VM")
@@ -399,7 +408,7 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 
 // Deregister implements infra.LoadBalancers.
 func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
-	return p.change(ctx, Call{Kind: Deregister, Name: lb, ProviderID: vm.ProviderID}, func(time.Time) error {
+	return p.change(ctx, Call{Kind: Deregister, Name: lb, ProviderID: vm.ProviderID}, func(time.Time, Outcome) error {
 		delete(p.balancers[lb], vm.ProviderID)
 		return nil
 	})
