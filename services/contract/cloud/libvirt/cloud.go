@@ -29,7 +29,7 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 			err = fmt.Errorf("subnet %q: there is no host %s in server.provider.options.hosts", subnet, host)
 		}
 		return err
-	}, NeedsArgs: []string{"image", "kernel"},
+	}, NeedsArgs: []string{"image", "kernel"}, Sleeps: []string{"suspended"},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems

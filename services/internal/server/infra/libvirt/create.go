@@ -123,7 +123,7 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 		return infra.VM{}, false, err
 	}
 	vm = p.describe(d, readLeases(c, d))
-	if !vm.State.Alive() {
+	if !vm.State.Alive() && !d.saved {
 		return infra.VM{}, true, infra.Errorf(infra.Conflict, o.what, "domain %s of this request is %s", dom.Name,
 			vm.State)
 	}
@@ -134,13 +134,9 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 // marks the instance ID as used), the domain and the other volumes, and starts the domain. If an error means that no VM
 // was made, createNew removes everything except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
-	defer o.host.reserve(o)()
-	free, err := p.freeMemory(c, o.host)
-	if err != nil {
+	defer o.host.reserve(o.Tags.Instance.String(), o.size.MemoryMiB)()
+	if err := p.checkMemory(c, o.what, o.host); err != nil {
 		return infra.VM{}, err
-	}
-	if free < 0 {
-		return infra.VM{}, infra.Errorf(infra.Capacity, o.what, "host %s lacks %d MiB of memory", o.host.name, -free)
 	}
 	if _, err := c.NetworkLookupByName(o.network); err != nil {
 		return infra.VM{}, err
@@ -230,11 +226,7 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 		return infra.VM{}, err
 	}
 	if _, err := c.DomainCreateWithFlags(dom, 0); err != nil {
-		if _, coded := errors.AsType[libvirt.Error](err); coded && !isCode(err, libvirt.ErrNoDomain) {
-			return infra.VM{}, infra.Wrap(infra.Capacity, o.what, fmt.Errorf("host %s cannot start it: %w", o.host.name,
-				err))
-		}
-		return infra.VM{}, err
+		return infra.VM{}, o.host.startError(o.what, err)
 	}
 	d, err := readDomain(c, o.host, dom)
 	if err != nil {
@@ -243,8 +235,16 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	return p.describe(d, nil), nil
 }
 
-// undefineAll makes libvirt also remove a domain's snapshots and other data. Otherwise libvirt would refuse to undefine
-// a domain that has such data.
+// startError gives the error of a domain's start its class. If QEMU does not start, it may start on another host.
+func (h *host) startError(what string, err error) error {
+	if _, coded := errors.AsType[libvirt.Error](err); coded && !isCode(err, libvirt.ErrNoDomain) {
+		return infra.Wrap(infra.Capacity, what, fmt.Errorf("host %s cannot start it: %w", h.name, err))
+	}
+	return err
+}
+
+// undefineAll makes libvirt also remove a domain's saved memory, snapshots and other data. Otherwise libvirt would
+// refuse to undefine a domain that has such data.
 const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSnapshotsMetadata |
 	libvirt.DomainUndefineNvram | libvirt.DomainUndefineCheckpointsMetadata
 
@@ -305,21 +305,29 @@ func (p *Provider) deleteDomain(c *libvirt.Libvirt, d domain) error {
 	return nil
 }
 
-// reserve reserves memory of the host for a VM that has no domain yet. It returns the function that ends the
+// reserve reserves memory of the host for a VM whose domain does not run yet. It returns the function that ends the
 // reservation.
-func (h *host) reserve(o order) func() {
+func (h *host) reserve(name string, mib int64) func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.creating == nil {
 		h.creating = map[string]int64{}
 	}
-	key := o.Tags.Instance.String()
-	h.creating[key] = o.size.MemoryMiB
+	h.creating[name] = mib
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		delete(h.creating, key)
+		delete(h.creating, name)
 	}
+}
+
+// checkMemory fails as Capacity if the host lacks memory for all its domains and reservations.
+func (p *Provider) checkMemory(c *libvirt.Libvirt, what string, h *host) error {
+	free, err := p.freeMemory(c, h)
+	if err == nil && free < 0 {
+		return infra.Errorf(infra.Capacity, what, "host %s lacks %d MiB of memory", h.name, -free)
+	}
+	return err
 }
 
 // freeMemory returns the memory of a host in MiB that is neither promised to a domain nor reserved. The result can be

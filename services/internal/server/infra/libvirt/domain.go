@@ -188,6 +188,7 @@ type domain struct {
 	mac       string
 	state     infra.State
 	reason    string
+	saved     bool // its memory is saved in a file: it sleeps
 	undecoded error
 }
 
@@ -207,6 +208,16 @@ func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error)
 	}
 	d := domain{host: h, dom: dom}
 	d.state, d.reason = stateOf(libvirt.DomainState(state), reason)
+	if libvirt.DomainState(state) == libvirt.DomainShutoff {
+		saved, err := c.DomainHasManagedSaveImage(dom, 0)
+		if err != nil {
+			return domain{}, err
+		}
+		d.saved = saved != 0
+	}
+	if d.saved {
+		d.state, d.reason = infra.Stopped, ""
+	}
 	if parsed.Metadata != nil {
 		d.metadata, _, d.undecoded = decodeMetadata(parsed.Metadata.XML)
 		d.tags = d.metadata.Tags
@@ -231,6 +242,7 @@ var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffCrashed:   "QEMU ended unexpectedly",
 	libvirt.DomainShutoffFailed:    "QEMU failed to start or was killed",
 	libvirt.DomainShutoffMigrated:  "migrated away",
+	libvirt.DomainShutoffSaved:     "put to sleep, and its saved memory was removed",
 }
 
 // stateOf converts the state of a domain to an infra.State. A domain that was never started is Stopped.
@@ -249,7 +261,15 @@ func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 		return infra.Stopped, shutoffReasons[why]
 	case libvirt.DomainCrashed:
 		return infra.Failed, "the guest crashed"
-	default: // paused, suspended: an administrator or an I/O error stopped the CPUs
+	case libvirt.DomainPaused:
+		switch libvirt.DomainPausedReason(reason) {
+		case libvirt.DomainPausedSave:
+			return infra.Stopping, ""
+		case libvirt.DomainPausedStartingUp:
+			return infra.Pending, ""
+		}
+		return infra.Unknown, "" // an administrator or an I/O error stopped the CPUs
+	default:
 		return infra.Unknown, ""
 	}
 }
@@ -276,7 +296,7 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if !d.metadata.Starting.IsZero() {
 		until = d.metadata.Starting.Add(startGrace)
 	}
-	if d.state == infra.Stopped && d.reason == "" && p.now().Before(until) {
+	if d.state == infra.Stopped && d.reason == "" && !d.saved && p.now().Before(until) {
 		vm.State = infra.Pending
 	}
 	for _, text := range vm.Addresses {

@@ -79,6 +79,8 @@ func TestStateOf(t *testing.T) {
 	}{
 		{libvirt.DomainRunning, 0, infra.Running},
 		{libvirt.DomainPaused, 0, infra.Unknown},
+		{libvirt.DomainPaused, libvirt.DomainShutoffReason(libvirt.DomainPausedSave), infra.Stopping},
+		{libvirt.DomainPaused, libvirt.DomainShutoffReason(libvirt.DomainPausedStartingUp), infra.Pending},
 		{libvirt.DomainShutdown, 0, infra.Stopping},
 		{libvirt.DomainShutoff, libvirt.DomainShutoffShutdown, infra.Stopped},
 		{libvirt.DomainShutoff, libvirt.DomainShutoffFailed, infra.Failed},

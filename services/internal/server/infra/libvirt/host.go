@@ -22,7 +22,7 @@ type host struct {
 
 	mu       sync.Mutex
 	conn     *libvirt.Libvirt // nil: not connected
-	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
+	creating map[string]int64 // memory in MiB of VMs that are being created or woken
 
 	// changing serializes the calls that create or delete the same instance. A hash of the instance's name selects one
 	// of the mutexes.

@@ -51,6 +51,7 @@ var (
 	_ infra.InstanceTypes   = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 	_ infra.Watcher         = (*Provider)(nil)
+	_ infra.Sleeper         = (*Provider)(nil)
 )
 
 // New makes a provider. It connects to the hosts when it needs them.

@@ -4,9 +4,11 @@ package hosttest
 import (
 	"fmt"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,6 +67,15 @@ func TestConformance(t *testing.T) {
 			Subnets: [2]string{"local/a", "local/b"},
 			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"image": image} },
 			Reopen:  func(t *testing.T) infra.Provider { t.Helper(); return open(t, daemon) },
+			Sleeps:  contract.Block.Sleeps,
+			Disks: func(t *testing.T, vm infra.VM) string {
+				t.Helper()
+				info, err := os.Stat(filepath.Join(daemon.Pool, vm.Tags.Instance.String()+".qcow2"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return fmt.Sprint(info.Sys().(*syscall.Stat_t).Ino)
+			},
 			Unknown: "local/9f2c8a52-1111-8222-8333-0123456789ab",
 		}
 	})
