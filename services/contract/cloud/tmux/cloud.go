@@ -17,7 +17,8 @@ import (
 const Name = "tmux"
 
 // Block describes the cloud.
-var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
+var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, Sleeps: []string{"suspended"},
+	LeaderNetworkKinds: []string{cloud.LeaderARP},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems

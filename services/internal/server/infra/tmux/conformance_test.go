@@ -93,6 +93,7 @@ func TestConformance(t *testing.T) {
 			Kill:     p.kill,
 			Settle:   func(*testing.T) {}, // each check already takes the time of a tmux call
 			Reopen:   func(t *testing.T) infra.Provider { return open(t, options) },
+			Sleeps:   contract.Block.Sleeps,
 			Unknown:  "tmux://tst06bgm7733st2576nx5jht4ecjw",
 		}
 	})

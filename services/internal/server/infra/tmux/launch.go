@@ -19,6 +19,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
@@ -148,6 +149,13 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	run := "exec " + quote(p.options.Agent)
 	if p.options.Command != "" {
 		run = fmt.Sprintf("cd %s && exec sh -c %s", quote(p.workDir), quote(p.options.Command))
+	}
+	switch req.Sleep {
+	case "":
+	case config.SparesSuspended:
+		run = "(" + run + ")\nexit $?" // the window's process waits: see sleep.go
+	default:
+		return &refusal{infra.Invalid, fmt.Errorf("VMs cannot sleep as %q", req.Sleep)}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -64,21 +65,40 @@ func bootID() (string, error) {
 // killSession kills all remaining processes of a session. leader is the first process of the session. Some children are
 // in other process groups, and so get no SIGHUP when the terminal closes.
 func killSession(leader process) {
-	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
-		return // another process has the PID, which is impossible while the session has members
+	for pid := range sessionOf(leader) {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended in the meantime
 	}
-	_, boot, _ := strings.Cut(leader.Start, "@")
-	if now, err := bootID(); err != nil || now != boot {
-		return // the machine has rebooted, so the session is another one
-	}
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil {
-			continue
+}
+
+// members returns the processes of a session without its leader.
+func members(leader process) (members []member) {
+	for pid, s := range sessionOf(leader) {
+		if pid != leader.PID && !s.ended() {
+			members = append(members, member{pid, s.state == 'T'})
 		}
-		if s, err := readStat(pid); err == nil && s.session == leader.PID {
-			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended in the meantime
+	}
+	return members
+}
+
+// sessionOf returns the PIDs of the processes of a session. leader is the first process of the session.
+func sessionOf(leader process) iter.Seq2[int, stat] {
+	return func(yield func(int, stat) bool) {
+		if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
+			return // another process has the PID, which is impossible while the session has members
+		}
+		_, boot, _ := strings.Cut(leader.Start, "@")
+		if now, err := bootID(); err != nil || now != boot {
+			return // the machine has rebooted, so the session is another one
+		}
+		dirs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range dirs {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err != nil {
+				continue
+			}
+			if s, err := readStat(pid); err == nil && s.session == leader.PID && !yield(pid, s) {
+				return
+			}
 		}
 	}
 }

@@ -32,3 +32,24 @@ func killSession(leader process) {
 		_ = unix.Kill(-leader.PID, unix.SIGKILL) // it may have ended in the meantime
 	}
 }
+
+// members returns the processes of a session without its leader.
+func members(leader process) (members []member) {
+	if !leader.alive() {
+		return nil
+	}
+	pids, err := gops.Pids()
+	if err != nil {
+		return nil
+	}
+	for _, pid := range pids {
+		if session, err := unix.Getsid(int(pid)); err != nil || session != leader.PID || int(pid) == leader.PID {
+			continue
+		}
+		status, err := (&gops.Process{Pid: pid}).Status()
+		if err == nil && !slices.Contains(status, gops.Zombie) {
+			members = append(members, member{int(pid), slices.Contains(status, gops.Stop)})
+		}
+	}
+	return members
+}

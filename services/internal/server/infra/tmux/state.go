@@ -43,6 +43,10 @@ type document struct {
 	Spot      bool      `json:"spot,omitempty"`
 	Spare     bool      `json:"spare,omitempty"`
 
+	// Sleep is CreateRequest.Sleep. AsleepAt is when the VM was put to sleep; zero: it is awake.
+	Sleep    string    `json:"sleep,omitempty"`
+	AsleepAt time.Time `json:"asleep_at,omitzero"`
+
 	InstanceType string `json:"instance_type"`
 	Subnet       string `json:"subnet"`
 	Hostname     string `json:"hostname"`
@@ -69,7 +73,7 @@ func newDocument(req infra.CreateRequest, digest string, entered, now time.Time)
 		Version: documentVersion, Instance: t.Instance, Request: digest,
 		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
 		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt, OnDemand: t.OnDemand, Spot: t.Spot,
-		Spare:        t.Spare,
+		Spare: t.Spare, Sleep: req.Sleep,
 		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: cmp.Or(req.Hostname, req.Tags.Instance.String()),
 		LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
 	}
@@ -242,7 +246,7 @@ func (s *state) clear(id ident.ID) error {
 // people and for the demo.
 type Event struct {
 	Time     time.Time `json:"time"`
-	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done
+	Op       string    `json:"op"` // {create,delete,sleep,wake}_{entered,done}, create_failed
 	Instance ident.ID  `json:"instance"`
 	Shard    string    `json:"shard,omitempty"`
 	Tenant   string    `json:"tenant,omitempty"`

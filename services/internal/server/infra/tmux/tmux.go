@@ -56,7 +56,7 @@ type Config struct {
 	Now     func() time.Time // nil means time.Now
 }
 
-// Provider implements infra.Provider and infra.MachineEvidence.
+// Provider implements infra.Provider, infra.MachineEvidence and infra.Sleeper.
 type Provider struct {
 	options contract.Options
 	workDir string
@@ -284,10 +284,14 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 		vm.State = infra.Deleting
 	case !d.DeletedAt.IsZero():
 		vm.State = infra.Deleted
-	case alive && windowed:
+	case !d.AsleepAt.IsZero() && !alive:
+		vm.State = infra.Deleted // it ended while it slept
+	case !d.AsleepAt.IsZero() && windowed && suspended(members(machine)):
+		vm.State = infra.Stopped
+	case alive && windowed && d.AsleepAt.IsZero():
 		vm.State = infra.Running
 	case alive:
-		vm.State = infra.Stopping // the window was closed
+		vm.State = infra.Stopping // the window was closed, or the VM falls asleep
 	case started:
 		vm.State = infra.Stopped
 	case p.now().Sub(d.AcceptedAt) <= bootGrace:
@@ -366,6 +370,9 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		vm := p.describe(d, panes)
 		if vm.State == infra.Deleted {
 			deleted = append(deleted, d)
+			if d.DeletedAt.IsZero() {
+				killSession(d.process()) // it ended while it slept, and stopped processes do not end by SIGHUP
+			}
 		}
 		if d.owner() == owner {
 			vms = append(vms, vm)
@@ -382,14 +389,20 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 
 // expired returns the deleted VMs whose directories are due for removal.
 func expired(deleted []document, now time.Time) []document {
-	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
+	ended := func(d document) time.Time {
+		if d.DeletedAt.IsZero() {
+			return d.AsleepAt // it ended at an unknown time while it slept
+		}
+		return d.DeletedAt
+	}
+	slices.SortFunc(deleted, func(a, b document) int { return ended(b).Compare(ended(a)) }) // latest first
 	var out []document
 	for i, d := range deleted {
 		keep := keepDeleted
 		if i >= maxDeleted {
 			keep = keepDeletedLeast
 		}
-		if now.Sub(d.DeletedAt) > keep {
+		if now.Sub(ended(d)) > keep {
 			out = append(out, d)
 		}
 	}
