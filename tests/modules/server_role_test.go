@@ -150,6 +150,12 @@ func TestServersActOnlyOnTheirShard(t *testing.T) {
 		_, err = server.TerminateInstances(ctx, &sdk.TerminateInstancesInput{DryRun: dry,
 			InstanceIds: []string{machine}})
 		check("terminate a server", err, "UnauthorizedOperation")
+		_, err = server.StopInstances(ctx, &sdk.StopInstancesInput{DryRun: dry, InstanceIds: []string{worker}})
+		check("stop a VM", err, want)
+		_, err = server.StopInstances(ctx, &sdk.StopInstancesInput{DryRun: dry, InstanceIds: []string{machine}})
+		check("stop a server", err, "UnauthorizedOperation")
+		_, err = server.StartInstances(ctx, &sdk.StartInstancesInput{DryRun: dry, InstanceIds: []string{worker}})
+		check("start a VM", err, want)
 		attach := &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: leader, InstanceId: &machine,
 			DeviceIndex: aws.Int32(1)}
 		attached, err := server.AttachNetworkInterface(ctx, attach)

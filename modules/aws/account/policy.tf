@@ -194,7 +194,7 @@ locals {
     {
       Sid      = "UseOwnInstances"
       Effect   = "Allow"
-      Action   = ["ec2:GetConsoleOutput", "ec2:TerminateInstances"]
+      Action   = ["ec2:GetConsoleOutput", "ec2:StartInstances", "ec2:StopInstances", "ec2:TerminateInstances"]
       Resource = "${local.ec2}:instance/*"
       Condition = {
         StringEquals = {

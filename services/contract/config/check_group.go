@@ -197,6 +197,14 @@ func (c *checker) sleeping(spec GroupSpec, path string) {
 		c.add(at, "%s is not possible together with purchase: clouds do not keep spot instances that sleep",
 			quote(state)).hint = "use " + quote(SparesRunning) + ", or remove purchase"
 	}
+	for _, elements := range blockOf(provider).SpotArgs {
+		for _, source := range c.argSources(spec, path) {
+			if has(source.tree, elements) {
+				c.add(at, "%s is not possible together with %s: clouds do not keep spot instances that sleep",
+					quote(state), source.path+joinBelow(join(elements))).hint = "use " + quote(SparesRunning)
+			}
+		}
+	}
 }
 
 // purchase checks that the group's provider has a spot market, and that no argument contradicts the purchase options.

@@ -14,6 +14,8 @@ func TestSpares(t *testing.T) {
 		{spares(`"count": 1, "state": "asleep"`), "spares.state"},
 		{withGroupFields(`"spares": {"count": 1, "state": "stopped"}, "purchase": {"spot_percent": 10}`),
 			`groups.default.g.spares.state: "stopped" is not possible together with purchase`},
+		{withGroupFields(`"spares": {"count": 1, "state": "stopped"}, "args": {"market": "spot"}`),
+			`"stopped" is not possible together with groups.default.g.args.market`},
 		{spares(`"count": 1, "max_age": "-1h"`), "spares.max_age"},
 	} {
 		_, problems := Parse("a.jsonc", []byte(tt.src))

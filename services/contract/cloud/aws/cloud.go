@@ -31,6 +31,7 @@ var Block = cloud.Block{
 	NeedsInstanceType: true,
 	HasImages:         true,
 	SpotArgs:          [][]any{{"InstanceMarketOptions"}},
+	Sleeps:            []string{"stopped", "suspended"},
 	NeedsArgs:         []string{"ImageId", "LaunchTemplate"},
 	Attestation:       Attestation,
 	MaxUserdata:       16 << 10, // before the encoding in base64

@@ -71,6 +71,7 @@ type resources struct {
 	identity     Identity
 	bootTime     time.Duration
 	stopTime     time.Duration
+	hibernatable time.Duration   // time since its last start after which an instance can hibernate
 	vcpuLimit    int             // vCPUs of all running on-demand instances; 0: no limit
 	spotLimit    int             // spot instances; 0: no limit
 	withoutType  map[string]bool // "type zone" pairs that are not offered
@@ -99,6 +100,8 @@ func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = 
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
 		"RunInstances":                   s.runInstances,
+		"StartInstances":                 s.startInstances,
+		"StopInstances":                  s.stopInstances,
 		"TerminateInstances":             s.terminateInstances,
 		"DescribeInstances":              s.describeInstances,
 		"GetConsoleOutput":               s.getConsoleOutput,
@@ -184,9 +187,11 @@ type instance struct {
 	notice     *spotNotice
 	rebalance  time.Time // time of the rebalance recommendation; zero: none
 	events     []scheduledEvent
-	lifecycle  string // autoscaling/target-lifecycle-state
-	protection bool   // DisableApiTermination
-	keyRefused bool   // A volume's KMS key may not be used: the instance does not start.
+	lifecycle  string       // autoscaling/target-lifecycle-state
+	protection bool         // DisableApiTermination
+	keyRefused bool         // A volume's KMS key may not be used: the instance does not start.
+	restarted  bool         // by StartInstances
+	public     []*Interface // interfaces that get a new public address at the next start
 }
 
 // spotNotice is the two-minute notice of a spot interruption.
@@ -207,6 +212,8 @@ type stateReason struct {
 var (
 	byUser = &stateReason{Code: "Client.UserInitiatedShutdown",
 		Message: "Client.UserInitiatedShutdown: User initiated shutdown"}
+	byHibernate = &stateReason{Code: "Client.UserInitiatedHibernate",
+		Message: "Client.UserInitiatedHibernate: User initiated hibernate"}
 	byInstance = &stateReason{Code: "Client.InstanceInitiatedShutdown",
 		Message: "Client.InstanceInitiatedShutdown: Instance initiated shutdown"}
 	bySpot = &stateReason{Code: "Server.SpotInstanceTermination",
@@ -226,7 +233,7 @@ func (s *Service) enter(i *instance, state string, why *stateReason) {
 	i.state, i.changed, i.due, i.reason, i.transition = state, now, time.Time{}, why, ""
 	if why != nil {
 		switch why.Code {
-		case byUser.Code:
+		case byUser.Code, byHibernate.Code:
 			i.transition = "User initiated (" + now.UTC().Format("2006-01-02 15:04:05 MST") + ")"
 		case bySpot.Code, bySpotStop.Code:
 			i.transition = "Service initiated (" + now.UTC().Format("2006-01-02 15:04:05 MST") + ")"

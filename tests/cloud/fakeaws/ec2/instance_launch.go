@@ -194,9 +194,8 @@ func (l *launch) checkOptions() error {
 		}
 	}
 	if h := d.HibernationOptions; h != nil && value(h.Configured) {
-		if l.kind.manufacturer != "Intel" || !l.disks[0].encrypted {
-			return failf("UnsupportedHibernationConfiguration",
-				"Hibernation needs an instance type that supports it (%s) and an encrypted root volume.", l.kind.name)
+		if err := l.checkHibernation(); err != nil {
+			return err
 		}
 		if e := d.EnclaveOptions; e != nil && value(e.Enabled) {
 			return invalidCombination("An instance cannot be enabled for both hibernation and Nitro Enclaves.")
@@ -212,6 +211,24 @@ func (l *launch) checkOptions() error {
 	if o := d.PrivateDNSNameOptions; o != nil && o.HostnameType != nil && *o.HostnameType != "ip-name" &&
 		*o.HostnameType != "resource-name" {
 		return invalid("hostnameType", *o.HostnameType)
+	}
+	return nil
+}
+
+// checkHibernation refuses hibernation for a launch that lacks a prerequisite.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hibernating-prerequisites.html
+func (l *launch) checkHibernation() error {
+	root := l.disks[0]
+	switch {
+	case !l.kind.hibernates():
+		return failf("UnsupportedHibernationConfiguration", "The instance type %s does not support hibernation.",
+			l.kind.name)
+	case !root.encrypted:
+		return failf("UnsupportedHibernationConfiguration",
+			"The root volume must be encrypted to launch an instance with hibernation.")
+	case int(root.size)<<10 <= l.kind.memory:
+		return failf("UnsupportedHibernationConfiguration",
+			"The root volume of %d GiB is too small for the memory of an instance with hibernation.", root.size)
 	}
 	return nil
 }
@@ -292,17 +309,7 @@ func (s *Service) room(l *launch) (int, error) {
 		}
 	}
 	count := int(l.max)
-	vcpus, spots := 0, 0
-	for _, i := range s.instances {
-		if !i.alive() || i.state == stateStopped {
-			continue
-		}
-		if i.spot != nil {
-			spots++
-		} else {
-			vcpus += i.kind.vcpus
-		}
-	}
+	vcpus, spots := s.used()
 	switch {
 	case l.spot && s.spotLimit > 0:
 		if count = min(count, s.spotLimit-spots); count < int(l.min) {
@@ -310,16 +317,31 @@ func (s *Service) room(l *launch) (int, error) {
 		}
 	case !l.spot && s.vcpuLimit > 0:
 		if count = min(count, (s.vcpuLimit-vcpus)/l.kind.vcpus); count < int(l.min) {
-			return 0,
-				failf("VcpuLimitExceeded",
-					"You have requested more vCPU capacity than your current vCPU limit of %d allows for the "+
-						"instance bucket that the "+
-						"specified instance type belongs to. Please visit "+
-						"http://aws.amazon.com/contact-us/ec2-request to "+
-						"request an adjustment to this limit.", s.vcpuLimit)
+			return 0, s.tooManyVCPUs()
 		}
 	}
 	return s.roomInSubnets(l, count)
+}
+
+// used returns how many vCPUs the account's on-demand instances have, and how many spot instances there are. A stopped
+// instance does not count.
+func (s *Service) used() (vcpus, spots int) {
+	for _, i := range s.instances {
+		switch {
+		case !i.alive() || i.state == stateStopped:
+		case i.spot != nil:
+			spots++
+		default:
+			vcpus += i.kind.vcpus
+		}
+	}
+	return vcpus, spots
+}
+
+func (s *Service) tooManyVCPUs() error {
+	return failf("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit of %d "+
+		"allows for the instance bucket that the specified instance type belongs to. Please visit "+
+		"http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.", s.vcpuLimit)
 }
 
 // launch creates and boots the instances of a resolved launch.

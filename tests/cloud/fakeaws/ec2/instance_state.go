@@ -47,7 +47,12 @@ func (s *Service) arrive(i *instance) {
 	i.due = time.Time{}
 	switch i.state {
 	case statePending:
-		if i.keyRefused {
+		switch {
+		case i.keyRefused && i.restarted:
+			s.enter(i, stateStopped, byClient)
+			s.releasePublic(i)
+			return
+		case i.keyRefused:
 			s.end(i, stateShuttingDown, byClient)
 			return
 		}
@@ -63,6 +68,7 @@ func (s *Service) arrive(i *instance) {
 		why, transition := i.reason, i.transition
 		s.enter(i, stateStopped, why)
 		i.transition, i.notice = transition, nil
+		s.releasePublic(i)
 		if i.spot != nil && i.reason == bySpotStop {
 			s.setSpot(i.spot, "disabled", "instance-stopped-no-capacity")
 		}

@@ -46,20 +46,23 @@ var volumeKeyActions = []string{"kms:CreateGrant", "kms:Decrypt", "kms:DescribeK
 // https://repost.aws/knowledge-center/kms-iam-ec2-permission
 func (s *Service) mayEncrypt(c *wire.Call, l *launch) bool {
 	for _, d := range l.disks {
-		if d.kmsKey == "" || strings.HasSuffix(d.kmsKey, "alias/aws/ebs") {
-			continue
-		}
-		key, ok := s.key(d.kmsKey)
-		if !ok {
+		if !s.mayUseKey(c, d.kmsKey, l.by, volumeKeyActions...) {
 			return false
 		}
-		if l.by != "" {
-			if !slices.Contains(key.Services, l.by) {
-				return false
-			}
-			continue
-		}
-		for _, action := range volumeKeyActions {
+	}
+	return true
+}
+
+// mayUseKey reports whether a KMS key exists and may be used for all actions, by the caller or by an AWS service.
+func (s *Service) mayUseKey(c *wire.Call, name, by string, actions ...string) bool {
+	if name == "" || strings.HasSuffix(name, "alias/aws/ebs") {
+		return true
+	}
+	key, ok := s.key(name)
+	if ok && by != "" {
+		ok = slices.Contains(key.Services, by)
+	} else if ok {
+		for _, action := range actions {
 			context := policy.Context{"kms:ViaService": {"ec2." + s.cfg.Region + ".amazonaws.com"},
 				"kms:CallerAccount": {s.cfg.Account}}
 			if action == "kms:CreateGrant" {
@@ -70,5 +73,5 @@ func (s *Service) mayEncrypt(c *wire.Call, l *launch) bool {
 			}
 		}
 	}
-	return true
+	return ok
 }

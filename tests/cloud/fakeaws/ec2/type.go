@@ -103,5 +103,9 @@ func instanceTypes() map[string]*instanceType {
 	return table
 }
 
+// hibernates reports whether instances of the type can hibernate. Linux instances need less than 150 GiB of memory.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hibernating-prerequisites.html
+func (t *instanceType) hibernates() bool { return t.manufacturer == "Intel" && t.memory < 150<<10 }
+
 // cores returns the physical cores of the type.
 func (t *instanceType) cores() int { return max(1, t.vcpus/t.threads) }

@@ -115,6 +115,7 @@ func (s *Service) describeTypes(c *wire.Call) (any, error) {
 		Cores         int      `xml:"vCpuInfo>defaultCores"`
 		Threads       int      `xml:"vCpuInfo>defaultThreadsPerCore"`
 		Memory        int      `xml:"memoryInfo>sizeInMiB"`
+		Hibernates    bool     `xml:"hibernationSupported"`
 	}
 	var found []typeXML
 	for _, name := range slices.Sorted(maps.Keys(s.types)) {
@@ -129,7 +130,8 @@ func (s *Service) describeTypes(c *wire.Call) (any, error) {
 		}
 		if fits && (len(in.InstanceType) == 0 || slices.Contains(in.InstanceType, name)) {
 			t := s.types[name]
-			found = append(found, typeXML{name, []string{t.arch}, t.vcpus, t.cores(), t.threads, t.memory})
+			found = append(found, typeXML{name, []string{t.arch}, t.vcpus, t.cores(), t.threads, t.memory,
+				t.hibernates()})
 		}
 	}
 	return struct {

@@ -38,12 +38,14 @@ func Documented() *Limits {
 	return &Limits{
 		requests: map[string]Limit{
 			"RunInstances":           {5, 2},
+			"StartInstances":         {5, 2},
 			"TerminateInstances":     {100, 5},
 			"CreateNetworkInterface": {100, 5},
 			"DeleteNetworkInterface": {100, 5},
 		},
-		resources: map[string]Limit{"RunInstances": {1000, 2}, "TerminateInstances": {1000, 20}},
-		category:  categoryOf,
+		resources: map[string]Limit{"RunInstances": {1000, 2}, "StartInstances": {1000, 2},
+			"StopInstances": {1000, 20}, "TerminateInstances": {1000, 20}},
+		category: categoryOf,
 	}
 }
 

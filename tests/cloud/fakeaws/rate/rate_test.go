@@ -31,6 +31,8 @@ func TestDocumentedLimits(t *testing.T) {
 		burst, perNext int // calls accepted at once, and a second later
 	}{
 		{"RunInstances", nil, 5, 2},
+		{"StartInstances", nil, 5, 2},
+		{"StopInstances", nil, 50, 5},
 		{"TerminateInstances", nil, 100, 5},
 		{"DescribeInstances", nil, 50, 10},
 		{"DescribeInstances", filtered, 100, 20},

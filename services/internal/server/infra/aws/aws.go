@@ -79,6 +79,7 @@ var (
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 	_ infra.Batch           = (*Provider)(nil)
+	_ infra.Sleeper         = (*Provider)(nil)
 
 	_ infra.LoadBalancerHealth     = (*Provider)(nil)
 	_ infra.LoadBalancerMembership = (*Provider)(nil)
@@ -162,6 +163,10 @@ func (p *Provider) Configure(shard *config.Shard) {
 }
 
 // Verify implements infra.Verifier. Every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
+// The instance types of groups whose spares are suspended must be able to hibernate (else Invalid).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
-	return p.checkSubnets(ctx, infra.Subnets(shard))
+	if err := p.checkSubnets(ctx, infra.Subnets(shard)); err != nil {
+		return err
+	}
+	return p.checkHibernation(ctx, shard)
 }

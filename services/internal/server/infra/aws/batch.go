@@ -74,7 +74,7 @@ func (p *Provider) run(ctx context.Context, what string, req infra.CreateRequest
 	}
 	p.rememberKeys(&req.Tags, volumeKeys(in))
 	out, err := call(ctx, what, "RunInstances", p.cfg.EC2.RunInstances, in)
-	err = withQuota(err, req.InstanceType)
+	err = explainHibernation(withQuota(err, req.InstanceType), req.InstanceType)
 	if infra.ClassOf(err) == infra.NotFound {
 		// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not
 		// exist yet.

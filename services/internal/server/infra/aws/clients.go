@@ -26,6 +26,9 @@ import (
 // EC2 lists the methods of Amazon EC2 that the provider uses.
 type EC2 interface {
 	RunInstances(context.Context, *ec2.RunInstancesInput, ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error)
+	StartInstances(context.Context, *ec2.StartInstancesInput, ...func(*ec2.Options)) (
+		*ec2.StartInstancesOutput, error)
+	StopInstances(context.Context, *ec2.StopInstancesInput, ...func(*ec2.Options)) (*ec2.StopInstancesOutput, error)
 	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (
 		*ec2.TerminateInstancesOutput, error)
 	AttachNetworkInterface(context.Context, *ec2.AttachNetworkInterfaceInput,
@@ -79,6 +82,8 @@ var Calls = []Call{
 		"iam:CreateServiceLinkedRole"},
 		"an instance is made (iam:PassRole where args name an instance profile; iam:CreateServiceLinkedRole for the " +
 			"account's first spot instance)"},
+	{"ec2", "StopInstances", []string{"ec2:StopInstances"}, "a spare is put to sleep"},
+	{"ec2", "StartInstances", []string{"ec2:StartInstances"}, "a spare is woken"},
 	{"ec2", "TerminateInstances", []string{"ec2:TerminateInstances"}, "an instance is deleted"},
 	{"ec2", "DescribeInstances", []string{"ec2:DescribeInstances"},
 		"instances are listed and looked up; a machine's free device index; a lock holder's state"},
@@ -86,7 +91,7 @@ var Calls = []Call{
 		"subnets are checked at start and on change; their room, every collection interval"},
 	{"ec2", "DescribeImages", []string{"ec2:DescribeImages"}, "images are looked up"},
 	{"ec2", "DescribeInstanceTypes", []string{"ec2:DescribeInstanceTypes"},
-		"an operator asks for the size of an instance type"},
+		"an operator asks for the size of an instance type; types of spares that are suspended are checked"},
 	{"ec2", "GetConsoleOutput", []string{"ec2:GetConsoleOutput"}, "an operator reads the console of an instance"},
 	{"ec2", "DescribeNetworkInterfaces", []string{"ec2:DescribeNetworkInterfaces"},
 		"the leader's address is taken, checked and given up"},
@@ -155,6 +160,17 @@ func retryer() sdk.Retryer {
 	})}
 }
 
+// starting makes the retryer for StartInstances. It does not repeat a call that was refused for lack of capacity.
+func starting() sdk.Retryer {
+	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
+		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
+			s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
+			s.Retryables = slices.Insert(s.Retryables, 0,
+				retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
+		})
+	})}
+}
+
 // creating makes the retryer for RunInstances. It does not repeat throttled calls: the caller decides which create
 // comes next, and how fast.
 func creating() sdk.Retryer {
@@ -189,18 +205,31 @@ func hopeless(err error) sdk.Ternary {
 type byRate struct {
 	*ec2.Client // for describe calls
 	creating    *ec2.Client
+	stopping    *ec2.Client
+	starting    *ec2.Client
 	changing    *ec2.Client
 }
 
 // NewEC2 makes the provider's EC2 clients. It sends no requests.
 func NewEC2(cfg sdk.Config) EC2 {
-	return byRate{Client: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg),
-		creating: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = creating() })}
+	return byRate{Client: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg), stopping: ec2.NewFromConfig(cfg),
+		creating: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = creating() }),
+		starting: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = starting() })}
 }
 
 func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput,
 	o ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error) {
 	return c.creating.RunInstances(ctx, in, o...)
+}
+
+func (c byRate) StopInstances(ctx context.Context, in *ec2.StopInstancesInput,
+	o ...func(*ec2.Options)) (*ec2.StopInstancesOutput, error) {
+	return c.stopping.StopInstances(ctx, in, o...)
+}
+
+func (c byRate) StartInstances(ctx context.Context, in *ec2.StartInstancesInput,
+	o ...func(*ec2.Options)) (*ec2.StartInstancesOutput, error) {
+	return c.starting.StartInstances(ctx, in, o...)
 }
 
 func (c byRate) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput,

@@ -82,6 +82,9 @@ var classes = map[string]infra.Class{
 	"IdempotentInstanceTerminated": infra.Conflict,
 	"IdempotentParameterMismatch":  infra.Conflict,
 
+	// This code means that the instance cannot be stopped or started in its present state. It may be able to soon.
+	"IncorrectInstanceState": infra.Conflict,
+
 	// After these codes, it is unknown whether the call took effect. An answer without a code may come from a proxy.
 	"":                        infra.Indeterminate,
 	"InternalError":           infra.Indeterminate,

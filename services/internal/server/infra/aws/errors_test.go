@@ -32,7 +32,7 @@ var documented = map[infra.Class]string{
 		InvalidGroup.NotFound InvalidKeyPair.NotFound InvalidAttachmentID.NotFound InvalidSnapshot.NotFound InvalidSecurityGroupID.NotFound
 		InvalidPlacementGroup.Unknown|Invalid InvalidLaunchTemplateId.NotFound InvalidLaunchTemplateName.NotFoundException InvalidHostID.NotFound
 		InvalidCapacityReservationId.NotFound InvalidReservationID.NotFound TargetGroupNotFound`,
-	infra.Conflict: `IdempotentParameterMismatch IdempotentInstanceTerminated`,
+	infra.Conflict: `IdempotentParameterMismatch IdempotentInstanceTerminated IncorrectInstanceState`,
 	infra.Capacity: `InsufficientInstanceCapacity InsufficientFreeAddressesInSubnet InsufficientHostCapacity InsufficientReservedInstanceCapacity
 		InsufficientReservedInstancesCapacity InsufficientCapacity InsufficientCapacityOnHost InsufficientVolumeCapacity InsufficientAddressCapacity
 		InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded SpotMaxPriceTooLow UnfulfillableCapacity Unsupported VolumeLimitExceeded
@@ -46,7 +46,7 @@ var documented = map[infra.Class]string{
 		InvalidSubnet InvalidSubnet.Range InvalidSubnetConflict InvalidInstanceID.Malformed InvalidInterface.IpAddressLimitExceeded InvalidBlockDeviceMapping
 		InvalidIamInstanceProfileName InvalidIPAddress.InUse InvalidNetworkInterface.InUse InvalidUserData.Malformed InvalidZone.NotFound|NotFound
 		InvalidGroupId.Malformed InvalidGroup.InUse InvalidAction InvalidQueryParameter InvalidCharacter InvalidPaginationToken InvalidTarget MalformedQueryString MissingAction
-		MissingParameter UnknownParameter UnsupportedOperation UnsupportedHibernationConfiguration ValidationError IncorrectState IncorrectInstanceState
+		MissingParameter UnknownParameter UnsupportedOperation UnsupportedHibernationConfiguration ValidationError IncorrectState
 		DependencyViolation AttachmentLimitExceeded TagLimitExceeded EncryptedVolumesNotSupported NonEBSInstance VPCIdNotSpecified VPCResourceNotSpecified
 		DryRunOperation`,
 	infra.Indeterminate: `InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout Server.Unheard`,

@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
@@ -319,6 +320,9 @@ func launch(req infra.CreateRequest, zone, key string, count int) (*ec2.RunInsta
 		// If a VM shuts down, EC2 must terminate it. The leader creates a replacement in any case, and a VM that is
 		// only stopped would still cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
+	}
+	if req.Sleep == config.SparesSuspended {
+		in.HibernationOptions = &types.HibernationOptionsRequest{Configured: sdk.Bool(true)}
 	}
 	if req.Tags.Spot {
 		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeSpot,

@@ -19,6 +19,7 @@ import (
 	elbtypes "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
 	"github.com/google/go-cmp/cmp"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
@@ -59,12 +60,15 @@ func TestConformance(t *testing.T) {
 				first.Configure(shardWith(arn))
 				return "web", func(t *testing.T, vm infra.VM, healthy bool) { r.setHealth(t, arn, vm, healthy) }
 			},
-			Delay:   delay,
-			Kill:    func(_ *testing.T, vm infra.VM) { r.cloud.EC2().Kill(vm.ProviderID) },
-			Settle:  func(*testing.T) { r.cloud.EC2().Settle() },
-			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
-			Reopen:  func(*testing.T) infra.Provider { return open() },
-			Room:    func(_ *testing.T, vms int) { r.cloud.EC2().SetLimits(vms*2, 0) }, // a t3.small has two vCPUs
+			Delay:  delay,
+			Kill:   func(_ *testing.T, vm infra.VM) { r.cloud.EC2().Kill(vm.ProviderID) },
+			Settle: func(*testing.T) { r.cloud.EC2().Settle() },
+			Adapt:  func(req *infra.CreateRequest) { req.Args = r.hibernatable() },
+			Reopen: func(*testing.T) infra.Provider { return open() },
+			// A t3.small has two vCPUs. A limit of 0 would mean that there is none.
+			Room:    func(_ *testing.T, vms int) { r.cloud.EC2().SetLimits(max(vms*2, 1), 0) },
+			Sleeps:  contract.Block.Sleeps,
+			Disks:   r.disks,
 			Unknown: "i-0123456789abcdef0",
 			// The values of tags are XML text, so EC2 accepts all characters except control characters. It may drop
 			// leading and trailing spaces.
