@@ -81,6 +81,9 @@ type Options struct {
 	DrainHook func(ctx context.Context, command []string, environ ...string) (failure string)
 	// Member starts or stops what runs only while the instance is a member of its group, and not a spare. Optional.
 	Member func(ctx context.Context, member bool) error
+	// Wakes watches until ctx ends, and sends each time the machine has woken from sleep. It is called while the
+	// instance is a spare. Optional.
+	Wakes func(ctx context.Context) <-chan struct{}
 	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Version is the agent's version, which the agent reports to the server. Optional.
@@ -104,6 +107,7 @@ type Client struct {
 	// renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
+	woken chan struct{} // signals that the machine has woken, so that the session must end
 	// reportInterval is the time between two reports, as a time.Duration. A server sets it. Zero means unknown.
 	reportInterval atomic.Int64
 	counts         counts
@@ -145,6 +149,7 @@ func New(o Options) *Client {
 		told:     make(chan nstancev1.InstanceRole, 1),
 		early:    make(chan time.Duration, 1),
 		wake:     make(chan struct{}, 1),
+		woken:    make(chan struct{}, 1),
 		process:  rand.Text(),
 		health:   health{problem: errors.New("starting")},
 		drain:    drain{asked: make(chan *nstancev1.Drain, 1)},
@@ -215,7 +220,7 @@ func (c *Client) stayConnected(ctx context.Context) error {
 		if accepted && time.Since(began) >= settled {
 			delays.Reset()
 		}
-		if errors.Is(err, errRenewed) {
+		if errors.Is(err, errRenewed) || errors.Is(err, errWoken) {
 			continue
 		}
 		if servers.hint(err, (*nstancev1.NotLeader).GetAgentAddr) {

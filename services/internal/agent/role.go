@@ -51,11 +51,9 @@ func (c *Client) tell(role nstancev1.InstanceRole) {
 func (c *Client) runRole(ctx context.Context) error {
 	role := c.loadRole(ctx)
 	for {
-		var next nstancev1.InstanceRole
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case next = <-c.told:
+		next, err := c.awaitRole(ctx, role)
+		if err != nil {
+			return err
 		}
 		switch {
 		case next == role:
@@ -68,6 +66,29 @@ func (c *Client) runRole(ctx context.Context) error {
 			return err
 		}
 		role = next
+	}
+}
+
+// awaitRole returns the next role that the server tells. The VM of a spare may sleep meanwhile. When it has woken,
+// awaitRole ends the session, because its connection may be dead.
+func (c *Client) awaitRole(ctx context.Context, role nstancev1.InstanceRole) (nstancev1.InstanceRole, error) {
+	var woken <-chan struct{}
+	if role == nstancev1.InstanceRole_INSTANCE_ROLE_SPARE && c.Wakes != nil {
+		watching, cancel := context.WithCancel(ctx)
+		defer cancel()
+		woken = c.Wakes(watching)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return role, ctx.Err()
+		case next := <-c.told:
+			return next, nil
+		case <-woken:
+			c.Log.Info("The machine has woken: connecting again")
+			nudge(c.woken)
+			nudge(c.wake)
+		}
 	}
 }
 

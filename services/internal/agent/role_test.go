@@ -135,3 +135,41 @@ func TestRoleIsTakenAgain(t *testing.T) {
 		_ = stop()
 	})
 }
+
+// TestWoken lets the machine of a spare sleep. When it wakes, the agent connects again without a pause. The machine of a
+// member is not watched.
+func TestWoken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, n := newFakeServer(t, newID(t)), &network{}
+		s.interval = "1h"
+		s.firstFiles = []*nstancev1.ReceiveFilesResponse{roleEvent(spare)}
+		stopServer := s.start(t, n.listen(address))
+		defer func() { stopServer() }()
+		m := newMemories(t, s)
+		o := m.options(s, n)
+		woken := make(chan struct{})
+		var watching context.Context
+		o.Wakes = func(ctx context.Context) <-chan struct{} {
+			watching = ctx
+			return woken
+		}
+		_, stop := run(t, o)
+		s.next(t, "a spare", hasRole(spare))
+		for range 2 {
+			time.Sleep(time.Minute)
+			woke := time.Now()
+			woken <- struct{}{}
+			s.next(t, "a report on a new stream", hasRole(spare))
+			if took := time.Since(woke); took > 100*time.Millisecond {
+				t.Errorf("connected again after %s", took)
+			}
+		}
+		synctest.Wait()
+		s.fileSends <- roleEvent(member)
+		s.next(t, "a member", hasRole(member))
+		if watching.Err() == nil {
+			t.Error("the machine of a member is watched")
+		}
+		_ = stop()
+	})
+}

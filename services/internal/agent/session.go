@@ -43,6 +43,9 @@ const (
 // connection's client certificate expires.
 var errRenewed = errors.New("the certificate was renewed")
 
+// errWoken ends a session because the machine was asleep. The server may have closed the connection meanwhile.
+var errWoken = errors.New("the machine was asleep")
+
 // connect prepares a connection to host:port. The connection is established at first use, with TLS 1.3. The agent then
 // verifies the server's chain, host name, and role, and presents its certificate if it has one. timeout bounds the time
 // until the end of the TLS handshake.
@@ -108,6 +111,10 @@ func (c *Client) named(ctx context.Context) context.Context {
 // session connects to a server, opens the agent's streams, and returns when one of the streams ends. accepted reports
 // whether the server accepted the agent.
 func (c *Client) session(ctx context.Context, addr string, timeout time.Duration) (accepted bool, err error) {
+	select {
+	case <-c.woken: // before this session
+	default:
+	}
 	conn, err := c.connect(addr, timeout)
 	if err != nil {
 		return false, err
@@ -149,6 +156,14 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 			return inner.Err()
 		case <-oldServer:
 			return c.receiveKeyRequests(inner, api, keys)
+		}
+	})
+	group.Go(func() error {
+		select {
+		case <-inner.Done():
+			return inner.Err()
+		case <-c.woken:
+			return errWoken
 		}
 	})
 	group.Go(func() error { return c.keepRenewed(inner, api) })

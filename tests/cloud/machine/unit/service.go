@@ -48,7 +48,7 @@ type Service struct {
 	CacheMode      uint32
 
 	NoNewPrivileges bool
-	// NoCapabilities is set for an empty CapabilityBoundingSet=.
+	// NoCapabilities is set for a CapabilityBoundingSet= that is empty or has only CAP_SYS_TIME.
 	NoCapabilities bool
 	// OpenFiles is LimitNOFILE=. 0 means that the limit is inherited.
 	OpenFiles uint64
@@ -105,7 +105,7 @@ var directives = map[string]func(s *Service, value string) error{
 		return err
 	},
 	"Service.NoNewPrivileges":       choice("yes", func(s *Service) { s.NoNewPrivileges = true }),
-	"Service.CapabilityBoundingSet": choice("", func(s *Service) { s.NoCapabilities = true }),
+	"Service.CapabilityBoundingSet": capabilities,
 	"Service.AmbientCapabilities":   choice("", func(*Service) {}), // The default.
 
 	"Install.WantedBy": func(s *Service, value string) error {
@@ -162,6 +162,16 @@ func ValidName(name string) bool {
 }
 
 // choice returns a parser that accepts only one value. Other values that systemd knows are not supported.
+// capabilities parses CapabilityBoundingSet=. A machine does not give its services CAP_SYS_TIME, because its clock is
+// that of the computer that runs the test.
+func capabilities(s *Service, value string) error {
+	s.NoCapabilities = true
+	if value != "" && value != "CAP_SYS_TIME" {
+		return fmt.Errorf("%q is not supported, only %q and %q", value, "", "CAP_SYS_TIME")
+	}
+	return nil
+}
+
 func choice(only string, set func(*Service)) func(*Service, string) error {
 	return func(s *Service, value string) error {
 		if value != only {
