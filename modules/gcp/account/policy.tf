@@ -23,12 +23,14 @@ locals {
       ]
     }
     instances = {
-      title = "servers start and end VMs"
+      title = "servers start and end VMs, and let them sleep"
       permissions = [
         "compute.disks.addResourcePolicies", "compute.disks.create", "compute.disks.setLabels", "compute.disks.useReadOnly",
         "compute.instances.addResourcePolicies", "compute.instances.create", "compute.instances.delete", "compute.instances.getSerialPortOutput",
         "compute.instances.setLabels",
+        "compute.instances.resume",
         "compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
+        "compute.instances.start", "compute.instances.stop", "compute.instances.suspend",
         "compute.instances.use",
       ]
     }

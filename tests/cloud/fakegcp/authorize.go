@@ -125,7 +125,9 @@ func on(permission, link string) need {
 // path. An empty entry means the permission with the method's name.
 var simple = map[string]string{"compute.instances.get": "", "compute.instances.list": "",
 	"compute.instances.delete": "", "compute.instances.getSerialPortOutput": "", "compute.images.list": "",
-	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
+	"compute.instances.stop": "", "compute.instances.suspend": "", "compute.instances.start": "",
+	"compute.instances.resume": "",
+	"compute.subnetworks.get":  "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
 	"compute.zoneOperations.wait": "compute.zoneOperations.get", "compute.zoneOperations.get": "",
 	"compute.instanceGroups.listInstances":    "compute.instanceGroups.list",
 	"compute.regionBackendServices.getHealth": "compute.regionBackendServices.get",

@@ -36,6 +36,7 @@ var Block = cloud.Block{
 	HasImages:         true,
 	SpotArgs:          [][]any{{"scheduling", "provisioningModel"}, {"scheduling", "preemptible"}},
 	NeedsArgs:         []string{"disks"},
+	Sleeps:            []string{"stopped", "suspended"},
 	ImagesNeedOwners:  true,
 	Attestation:       Attestation,
 	MaxUserdata:       256 << 10, // the size of a metadata value

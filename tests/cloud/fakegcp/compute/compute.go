@@ -177,6 +177,7 @@ type Resource struct {
 	Body       map[string]any
 
 	machine   Machine
+	removing  bool
 	preempted bool
 	upcoming  time.Time // when its host gets maintenance; zero: none is announced
 	serial    []string  // of earlier boots

@@ -18,6 +18,8 @@ const (
 	running      = "RUNNING"
 	stopping     = "STOPPING"
 	terminated   = "TERMINATED"
+	suspending   = "SUSPENDING"
+	suspended    = "SUSPENDED"
 )
 
 var instances = Kind{Collection: "instances", Type: "instance", Methods: []string{"insert", "get", "list", "delete",
@@ -31,7 +33,7 @@ func (c *Compute) addInstances() {
 			return &rest.Error{Code: http.StatusBadRequest, Reason: "resourceInUseByAnotherResource",
 				Message: "Resource cannot be deleted if it's protected against deletion."}
 		}
-		r.Body["status"] = stopping
+		r.Body["status"], r.removing = stopping, true
 		c.stopMachine(r)
 		return nil
 	}
@@ -51,11 +53,7 @@ func (c *Compute) addInstances() {
 	c.Add(Kind{Collection: "disks", Type: "disk", Methods: []string{"insert", "get", "list", "delete", "setLabels"}})
 	c.Handle("compute.instances.setMetadata", c.setMetadata)
 	c.Handle("compute.instances.updateNetworkInterface", c.updateInterface)
-	c.Handle("compute.instances.start", c.power(terminated, running, c.boot))
-	c.Handle("compute.instances.stop", c.power(running, terminated, func(r *Resource) error {
-		c.stopMachine(r)
-		return nil
-	}))
+	c.addPower()
 	c.Handle("compute.instances.getSerialPortOutput", c.serialPort)
 }
 
@@ -409,30 +407,6 @@ func (c *Compute) setMetadata(call *rest.Call) (any, error) {
 		r.Body["metadata"] = next["metadata"]
 		return c.changedInstance(r)
 	}, nil), nil
-}
-
-// power returns the handler of start or stop. A stopped instance keeps its addresses.
-func (c *Compute) power(from, to string, change func(*Resource) error) rest.Handler {
-	return func(call *rest.Call) (any, error) {
-		r, err := c.Target(call, instances)
-		if err != nil {
-			return nil, err
-		}
-		switch {
-		case r.Body["status"] == to:
-			return c.Start(call.Method, r, nil, nil), nil
-		case r.Body["status"] != from:
-			return nil, &rest.Error{Code: http.StatusBadRequest, Reason: "resourceNotReady",
-				Message: "The resource '" + r.Path + "' is not ready"}
-		}
-		return c.Start(call.Method, r, func() error {
-			if c.resources[r.Path] != r {
-				return &Failure{Code: "RESOURCE_NOT_FOUND", Message: "The resource '" + r.Path + "' was not found"}
-			}
-			r.Body["status"] = to
-			return change(r)
-		}, nil), nil
-	}
 }
 
 // JSON parses a body for [Compute.Put].

@@ -26,6 +26,11 @@ type Instance struct {
 	Upcoming time.Time
 }
 
+// Suspended reports whether the instance is suspended or about to be.
+func (i Instance) Suspended() bool {
+	return i.Body["status"] == suspending || i.Body["status"] == suspended
+}
+
 // Interface returns the first network interface.
 func (i Instance) Interface() map[string]any {
 	if nics := Objects(i.Body["networkInterfaces"]); len(nics) > 0 {
@@ -72,8 +77,8 @@ type Machines interface {
 // Machine is the machine of a running instance. A machine that ends by itself must call [Compute.Ended]. Compute holds
 // its lock when it calls Console, but not when it calls the other methods.
 type Machine interface {
-	// Changed is called after the instance's metadata, labels or interfaces changed. The machine asks for them with
-	// [Compute.Instance].
+	// Changed is called after the instance's metadata, labels or interfaces changed, and when the instance is suspended
+	// or resumed. The machine asks for all this with [Compute.Instance]. No process of a suspended machine runs.
 	Changed()
 	// Console returns what the machine has written to serial port 1.
 	Console() string
@@ -83,7 +88,7 @@ type Machine interface {
 
 // boot runs at the end of insert and start. It gives the instance its addresses and starts its machine.
 func (c *Compute) boot(r *Resource) error {
-	if c.resources[r.Path] != r || r.Body["status"] == stopping {
+	if c.resources[r.Path] != r || r.removing {
 		return nil // deleted meanwhile
 	}
 	for _, nic := range Objects(r.Body["networkInterfaces"]) {

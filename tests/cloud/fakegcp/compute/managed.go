@@ -242,7 +242,7 @@ func (c *Compute) reconcileGroup(r *Resource) {
 
 // deleteManaged deletes an instance on behalf of its group.
 func (c *Compute) deleteManaged(r *Resource) {
-	r.Body["status"] = stopping
+	r.Body["status"], r.removing = stopping, true
 	c.stopMachine(r)
 	op := c.Start("compute.instances.delete", r, func() error {
 		if c.resources[r.Path] == r {

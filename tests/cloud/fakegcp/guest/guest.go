@@ -141,6 +141,9 @@ func (g *guest) Changed() {
 		return
 	}
 	g.metadata.set(i)
+	if err := g.Suspend(i.Suspended()); err != nil {
+		g.Log.Error("a machine was not suspended or resumed", "instance", i.Name, "error", err)
+	}
 	nic := i.Interface()
 	var local, aliases []netip.Addr
 	for _, text := range compute.Aliases(nic) {

@@ -31,6 +31,10 @@ var Calls = []Call{
 		"compute.subnetworks.use", "compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
 		"an instance is made (iam.serviceAccounts.actAs on the service account that args name)"},
 	{"compute.instances.delete", []string{"compute.instances.delete"}, "an instance is deleted"},
+	{"compute.instances.stop", []string{"compute.instances.stop"}, "a spare is put to sleep as stopped"},
+	{"compute.instances.suspend", []string{"compute.instances.suspend"}, "a spare is put to sleep as suspended"},
+	{"compute.instances.start", []string{"compute.instances.start"}, "a stopped spare is woken"},
+	{"compute.instances.resume", []string{"compute.instances.resume"}, "a suspended spare is woken"},
 	{"compute.instances.get", []string{"compute.instances.get"},
 		"instances are looked up; the leader's address is taken or checked; a lock holder's state"},
 	{"compute.instances.list", []string{"compute.instances.list"},
@@ -43,8 +47,9 @@ var Calls = []Call{
 		"compute.subnetworks.use"},
 		"the leader's alias address is taken from its holder, taken, or given up"},
 	{"compute.zoneOperations.wait", []string{"compute.zoneOperations.get"}, "a change is awaited"},
+	{"compute.zoneOperations.get", []string{"compute.zoneOperations.get"}, "a spare is put to sleep"},
 	{"compute.zoneOperations.list", []string{"compute.zoneOperations.list"},
-		"a lock holder's machine is not found; an old create is repeated"},
+		"a lock holder's machine is not found; an old create is repeated; a spare may be asleep or being deleted"},
 	{"compute.instanceGroups.addInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
 		"an instance becomes healthy"},
 	{"compute.instanceGroups.removeInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
@@ -140,6 +145,32 @@ func (c client) delete(ctx context.Context, id string) error {
 	return err
 }
 
+// stop begins to stop an instance, and suspend to suspend it. Google wants to know what becomes of the data of local
+// SSDs only of an instance that has some.
+func (c client) stop(ctx context.Context, id string, localSSDs bool) (*compute.Operation, error) {
+	call := c.service.Instances.Stop(c.project, c.zone, id).Context(ctx)
+	if localSSDs {
+		call.DiscardLocalSsd(true)
+	}
+	return call.Do()
+}
+
+func (c client) suspend(ctx context.Context, id string, localSSDs bool) (*compute.Operation, error) {
+	call := c.service.Instances.Suspend(c.project, c.zone, id).Context(ctx)
+	if localSSDs {
+		call.DiscardLocalSsd(false)
+	}
+	return call.Do()
+}
+
+func (c client) start(ctx context.Context, id string) error {
+	return c.change(ctx, c.service.Instances.Start(c.project, c.zone, id).Context(ctx))
+}
+
+func (c client) resume(ctx context.Context, id string) error {
+	return c.change(ctx, c.service.Instances.Resume(c.project, c.zone, id).Context(ctx))
+}
+
 // get describes an instance by its name or numeric ID.
 func (c client) get(ctx context.Context, nameOrID string) (*compute.Instance, error) {
 	return repeat(ctx, c.service.Instances.Get(c.project, c.zone, nameOrID).Context(ctx))
@@ -180,6 +211,27 @@ func (c client) wait(ctx context.Context, op *compute.Operation) error {
 			break
 		}
 		if err := c.sleep(ctx, reconnect.Backoff(soonest, latest, tries)); err != nil {
+			return &waitError{err}
+		}
+	}
+	return failureOf(op)
+}
+
+// waitForStatus waits until an instance has another status than before. If the operation that is to change the status
+// has failed before that, waitForStatus returns its error.
+func (c client) waitForStatus(ctx context.Context, op *compute.Operation, id, before string) error {
+	for tries := 1; op.Status != "DONE"; tries++ {
+		found, err := c.get(ctx, id)
+		if err != nil {
+			return &waitError{err}
+		}
+		if found.Status != before {
+			return nil
+		}
+		if err := c.sleep(ctx, reconnect.Backoff(soonest, latest, tries)); err != nil {
+			return &waitError{err}
+		}
+		if op, err = repeat(ctx, c.service.ZoneOperations.Get(c.project, c.zone, op.Name).Context(ctx)); err != nil {
 			return &waitError{err}
 		}
 	}

@@ -134,6 +134,18 @@ func (c *testCloud) create(p *Provider, req infra.CreateRequest) infra.VM {
 	return vm
 }
 
+// disks identifies the disks of a VM.
+func (c *testCloud) disks(t *testing.T, vm infra.VM) string {
+	t.Helper()
+	var ids []string
+	c.fake.Do(func() {
+		for _, disk := range compute.Objects(c.fake.Find(instances + vm.ProviderID).Body["disks"]) {
+			ids = append(ids, fmt.Sprint(c.fake.Find(fmt.Sprint(disk["source"])).ID))
+		}
+	})
+	return strings.Join(ids, " ")
+}
+
 // count returns the number of all instances, including those that the provider did not make.
 func (c *testCloud) count() (n int) {
 	c.fake.Do(func() { n = len(c.fake.All("", "instances")) })

@@ -79,6 +79,7 @@ var (
 	_ infra.Configurer      = (*Provider)(nil)
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
+	_ infra.Sleeper         = (*Provider)(nil)
 
 	_ infra.LoadBalancerHealth  = (*Provider)(nil)
 	_ infra.DeregistrationDelay = (*Provider)(nil)

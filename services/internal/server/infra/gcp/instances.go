@@ -46,12 +46,17 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if req.Tags.CreatedAt.IsZero() {
 		return infra.VM{}, refused(what, "the request has no time")
 	}
+	if req.Sleep != "" {
+		if err := checkSleep(what, req.Sleep); err != nil {
+			return infra.VM{}, err
+		}
+	}
 	in, err := p.instance(req)
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
 	}
 	if age := p.cfg.Now().Sub(req.Tags.CreatedAt); age > young {
-		vm, made, err := p.findMade(ctx, what, in, age)
+		vm, made, err := p.findMade(ctx, what, in, req.Sleep, age)
 		if made || err != nil {
 			return vm, err
 		}
@@ -59,14 +64,14 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	op, doubtful, err := p.api.insert(ctx, in, requestID(req.Tags.Instance))
 	if err == nil {
 		if err = p.api.wait(ctx, op); err == nil {
-			return p.verify(ctx, what, in, strconv.FormatUint(op.TargetId, 10))
+			return p.verify(ctx, what, in, req.Sleep, strconv.FormatUint(op.TargetId, 10))
 		}
 		doubtful = false
 	}
 	err = p.classify(what, "instances.insert", err)
 	switch class := infra.ClassOf(err); {
 	case class == infra.Conflict:
-		return p.verify(ctx, what, in, in.Name)
+		return p.verify(ctx, what, in, req.Sleep, in.Name)
 	case doubtful:
 		return infra.VM{}, infra.Reclass(err, infra.Indeterminate) // An earlier attempt may have made it.
 	case class == infra.NotFound:
@@ -80,12 +85,12 @@ func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"
 
 // findMade looks for the VM of an earlier insert for the same request. If made is true, an earlier insert made a VM, or
 // may have made one, and Create must not insert again.
-func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
-	made bool, err error) {
+func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, sleep string,
+	age time.Duration) (vm infra.VM, made bool, err error) {
 	_, err = p.api.get(ctx, in.Name)
 	switch {
 	case err == nil:
-		vm, err = p.verify(ctx, what, in, in.Name)
+		vm, err = p.verify(ctx, what, in, sleep, in.Name)
 		return vm, true, err
 	case googlecloud.StatusOf(err) != http.StatusNotFound:
 		return infra.VM{}, false, p.classify(what, "instances.get", err)
@@ -111,8 +116,9 @@ func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instan
 }
 
 // verify describes the VM of a request. It fails as Conflict if the VM is gone or ending, or if another request made
-// it.
-func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance, nameOrID string) (infra.VM, error) {
+// it. sleep is CreateRequest.Sleep: a VM that was created to sleep may do so.
+func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance, sleep, nameOrID string) (infra.VM,
+	error) {
 	found, err := p.api.get(ctx, nameOrID)
 	switch {
 	case googlecloud.StatusOf(err) == http.StatusNotFound:
@@ -125,6 +131,10 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 	switch {
 	case found.Labels[labelCluster] != in.Labels[labelCluster] || item(found, itemRequest) != item(in, itemRequest):
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s was made by another request", vm.ProviderID)
+	case sleep != "" && (vm.State == infra.Stopping || vm.State == infra.Stopped):
+		if err := p.notDeleted(ctx, what, found); err != nil {
+			return infra.VM{}, infra.Reclass(err, infra.Conflict)
+		}
 	case !vm.State.Alive():
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request is %s",
 			vm.ProviderID, vm.State)
@@ -134,21 +144,11 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 
 // Delete implements infra.Provider with instances.get and instances.delete.
 func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
-	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
-	if !numericID.MatchString(providerID) {
-		return refused(what, "%q is not the ID of an instance", providerID)
+	what := "delete " + vm.ProviderID
+	_, err := p.owned(ctx, what, vm)
+	if err == nil {
+		err = p.classify(what, "instances.delete", p.api.delete(ctx, vm.ProviderID))
 	}
-	found, err := p.api.get(ctx, providerID)
-	if googlecloud.StatusOf(err) == http.StatusNotFound {
-		return nil
-	}
-	if err != nil {
-		return p.classify(what, "instances.get", err)
-	}
-	if err := infra.CheckOwned(what, p.describe(found).Tags, vm.Tags); err != nil {
-		return err
-	}
-	err = p.classify(what, "instances.delete", p.api.delete(ctx, providerID))
 	if infra.ClassOf(err) == infra.NotFound {
 		return nil
 	}
@@ -241,9 +241,9 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 	if infra.ClassOf(err) != infra.NotFound {
 		return "", err
 	}
-	ops, opsErr := p.api.operations(ctx, fmt.Sprintf("targetId = %q", machineID))
+	ops, opsErr := p.operationsOn(ctx, what, machineID)
 	if opsErr != nil {
-		return "", p.classify(what, "zoneOperations.list", opsErr)
+		return "", opsErr
 	}
 	for _, op := range ops {
 		if deletes(op.OperationType) && op.Status == "DONE" && failureOf(op) == nil {
@@ -251,6 +251,12 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 		}
 	}
 	return "", err
+}
+
+// operationsOn returns the operations on the instance with an ID, also after the instance was deleted.
+func (p *Provider) operationsOn(ctx context.Context, what, id string) ([]*compute.Operation, error) {
+	ops, err := p.api.operations(ctx, fmt.Sprintf("targetId = %q", id))
+	return ops, p.classify(what, "zoneOperations.list", err)
 }
 
 // deletes reports whether a type of operation deletes an instance. Besides the type "delete", there are types for

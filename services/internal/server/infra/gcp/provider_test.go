@@ -9,6 +9,7 @@ import (
 	api "google.golang.org/api/compute/v1"
 	"google.golang.org/api/googleapi"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/infratest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
@@ -34,6 +35,8 @@ func TestConformance(t *testing.T) {
 			},
 			Settle:  func(*testing.T) { c.ahead.Add(int64(time.Second)) },
 			Reopen:  func(*testing.T) infra.Provider { return c.open(nil) },
+			Sleeps:  contract.Block.Sleeps,
+			Disks:   c.disks,
 			Unknown: "9999999999999999999",
 			Adapt: func(req *infra.CreateRequest) {
 				req.InstanceType, req.Args = "e2-small", bootDisk()
