@@ -221,6 +221,41 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// TestProcessOfASpareWakes suspends the agent of a spare. Meanwhile, the server gives up its connection and makes the
+// spare a member. The woken agent notices immediately that its connection is gone, and takes the new role.
+func TestProcessOfASpareWakes(t *testing.T) {
+	s := newFakeServer(t, newID(t))
+	s.interval = "1h"
+	s.firstFiles = []*nstancev1.ReceiveFilesResponse{roleEvent(spare)}
+	listener := listen(t)
+	stop := s.start(t, listener)
+	addr, dir := listener.Addr().String(), machineOf(t, s)
+	p := launch(t, s, addr, dir, "NSTANCE_HOOK=cat $NSTANCE_RECV_DIR/role >> $NSTANCE_RECV_DIR/../roles")
+	s.next(t, "a spare", hasRole(spare))
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s.set(func() { s.firstFiles = []*nstancev1.ReceiveFilesResponse{roleEvent(member)} })
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.start(t, listener)()
+	woken := time.Now()
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	s.next(t, "a member", hasRole(member))
+	t.Logf("the server knows %s after the agent woke", time.Since(woken))
+	if took := time.Since(woken); took > 8*time.Second {
+		t.Errorf("the role is taken after %s", took)
+	}
+	if roles, err := os.ReadFile(filepath.Join(dir, "roles")); err != nil || string(roles) != "spare\nmember\n" {
+		t.Errorf("the hook ran for the roles %q, %v", roles, err)
+	}
+}
+
 // Without a server the agent reports that it is unhealthy, keeps running, and ends in bounded time after a signal.
 func TestProcessWithoutServer(t *testing.T) {
 	s := newFakeServer(t, newID(t))

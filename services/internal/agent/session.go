@@ -341,7 +341,7 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 			select {
 			case <-ctx.Done():
 			case within := <-c.early:
-				due = time.Now().Add(min(within, time.Until(due)))
+				due = time.Now().Round(0).Add(min(within, time.Until(due))) // Round(0): on the wall clock
 			case <-timer.C:
 			}
 			timer.Stop()
