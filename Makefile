@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm mutants bench fuzz chaos generate pictures docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm mutants bench fuzz chaos generate pictures docs lint test test-all test-aws test-gcp test-k8s test-short cloud-test vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -109,6 +109,11 @@ test-gcp: ## Run the tests for Google Cloud: fake cloud, provider, modules, stac
 
 test-k8s: ## Run the tests for Kubernetes: operator, dev-k8s, installation, whole clusters
 	@scripts/test.sh tools alltools operator install labs
+
+cloud-test: ## Prove Nstance in your own account, then delete everything: CLOUD=aws|gcp REGION=… (HELP=1 explains, CLEAN=1 cleans up)
+	@scripts/cloud-test.sh $(if $(HELP),-help) $(if $(CLOUD),-cloud '$(CLOUD)') $(if $(REGION),-region '$(REGION)') \
+		$(if $(ZONE),-zone '$(ZONE)') $(if $(ARCH),-arch '$(ARCH)') $(if $(ACCOUNT),-account '$(ACCOUNT)') \
+		$(if $(NAME),-name '$(NAME)') $(if $(CLEAN),-clean) $(if $(YES),-yes) $(FLAGS)
 
 test-short: ## Run the unit tests, without external tools (two minutes)
 	go test -short ./...

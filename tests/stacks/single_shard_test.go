@@ -417,12 +417,12 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// shardCloud implements [scenario.Cloud] for a fleet's shard.
+// shardCloud implements [scenario.Cloud] and [scenario.Fake] for a fleet's shard.
 type shardCloud struct{ *fleet }
 
 // scenario returns the shard as the package scenario needs it. The checks in that package are the same on every cloud.
 func (f *fleet) scenario() *scenario.Shard {
-	return &scenario.Shard{Cloud: shardCloud{f}, LeaderIP: f.shard.LeaderIP, State: f.state}
+	return &scenario.Shard{Cloud: shardCloud{f}, Fake: shardCloud{f}, LeaderIP: f.shard.LeaderIP, State: f.state}
 }
 
 // Workers implements [scenario.Cloud].

@@ -54,7 +54,7 @@ func cli(t *testing.T, terraform string) string {
 	if terraform != "" {
 		return terraform
 	}
-	path, err := lab.Tofu()
+	path, err := lab.Tofu(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func (c *cloud) applyEnvironment(t *testing.T, name, zone string, protected bool
 	stack.Output(t, "shards", &shards)
 	stack.Output(t, "bucket", &bucket)
 	cluster := "example-" + name
-	s := &scenario.Shard{Cloud: shard{c, zone}, LeaderIP: shards[zone].LeaderIP,
+	s := &scenario.Shard{Cloud: shard{c, zone}, Fake: shard{c, zone}, LeaderIP: shards[zone].LeaderIP,
 		State: c.state(t, bucket, cluster, zone, "nstance-"+cluster+"-")}
 	s.Healthy(t)
 	s.Settled(t, 1, nil)

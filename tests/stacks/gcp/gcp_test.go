@@ -48,7 +48,7 @@ func cli(t *testing.T, terraform string) string {
 	if terraform != "" {
 		return terraform
 	}
-	tofu, err := lab.Tofu()
+	tofu, err := lab.Tofu(t.Context())
 	must(t, err)
 	return tofu
 }
@@ -127,7 +127,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	stack.Output(t, "shard", &out)
 	stack.Output(t, "bucket", &bucket)
 	zone := shard{c, "us-central1-a"}
-	s := &scenario.Shard{Cloud: zone, LeaderIP: out.LeaderIP,
+	s := &scenario.Shard{Cloud: zone, Fake: zone, LeaderIP: out.LeaderIP,
 		State: c.state(t, bucket, "solo", "us-central1-a", "")}
 
 	// apply returns only when a leader has the shard's fixed address, so the test can use it immediately.
@@ -342,7 +342,7 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 		t.Fatalf("%d shards, want 2", len(out))
 	}
 	for name, one := range out {
-		s := &scenario.Shard{Cloud: shard{c, name}, LeaderIP: one.LeaderIP,
+		s := &scenario.Shard{Cloud: shard{c, name}, Fake: shard{c, name}, LeaderIP: one.LeaderIP,
 			State: c.state(t, bucket, "duo", name, "nstance-duo-")}
 		s.Healthy(t)
 		s.Settled(t, 1, nil)
@@ -354,7 +354,7 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	scenario.Converged(t, stack)
 
 	zone := shard{c, "us-central1-a"}
-	s := &scenario.Shard{Cloud: zone, LeaderIP: out["us-central1-a"].LeaderIP,
+	s := &scenario.Shard{Cloud: zone, Fake: zone, LeaderIP: out["us-central1-a"].LeaderIP,
 		State: c.state(t, bucket, "duo", "us-central1-a", "nstance-duo-")}
 	if servers := stack.Register(t, "gcp.md", 4, "my-project", fakegcp.Project, "nstance-example-",
 		"nstance-duo-"); !strings.Contains(servers, "us-central1-a="+s.LeaderIP+":8993") {

@@ -55,7 +55,7 @@ func build() (p Programs, err error) {
 	}
 	ctx := context.Background()
 	bin := filepath.Join(p.dir, "bin")
-	if _, err := run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server",
+	if _, err := Run(ctx, "go", "build", "-tags", "grpcnotrace", "-o", bin+"/", "./services/cmd/nstance-server",
 		"./services/cmd/nstance-agent", "./services/cmd/nstance-admin", "./terraform-provider-nstance"); err != nil {
 		return p, err
 	}
@@ -68,7 +68,7 @@ func build() (p Programs, err error) {
 // CLIConfig returns the path of a CLI configuration with this repository's provider and the provider of a cloud. The
 // parameter source is the option of scripts/tf-env.sh for the cloud's provider: --mirror or --google.
 func (p Programs) CLIConfig(source string) (path string, err error) {
-	return run(context.Background(), "scripts/tf-env.sh", source, filepath.Join(p.dir, "bin",
+	return Run(context.Background(), "scripts/tf-env.sh", source, filepath.Join(p.dir, "bin",
 		"terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))
 }
 
@@ -106,11 +106,11 @@ func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error)
 }
 
 // Tofu returns the path of tofu, which scripts/tool.sh builds if it is not on PATH.
-func Tofu() (path string, err error) { return run(context.Background(), "scripts/tool.sh", "tofu") }
+func Tofu(ctx context.Context) (path string, err error) { return Run(ctx, "scripts/tool.sh", "tofu") }
 
-// run runs a command in the repository and returns its output without the last line break.
-func run(ctx context.Context, name string, args ...string) (string, error) {
-	if strings.ContainsRune(name, '/') {
+// Run runs a command in the repository and returns its output without the last line break.
+func Run(ctx context.Context, name string, args ...string) (string, error) {
+	if strings.ContainsRune(name, '/') && !filepath.IsAbs(name) {
 		name = filepath.Join(Root(), name)
 	}
 	cmd := exec.CommandContext(ctx, name, args...)

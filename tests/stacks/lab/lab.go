@@ -79,7 +79,7 @@ func New(t *testing.T) *Lab {
 	if l.cliConfig, err = awsConfig(); err != nil {
 		t.Fatal(err)
 	}
-	versitygw, err := run(t.Context(), "scripts/tool.sh", "versitygw")
+	versitygw, err := Run(t.Context(), "scripts/tool.sh", "versitygw")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +215,8 @@ func LogOutput(t *testing.T, dir string) {
 	}
 }
 
-// environment returns the variables that make a CLI use this cloud, with the credentials of the account.
-func (l *Lab) environment() map[string]string {
+// Environment returns the variables that make a CLI use this cloud, with the credentials of the account.
+func (l *Lab) Environment() map[string]string {
 	access, secret := l.Cloud.Credentials()
 	return map[string]string{
 		"AWS_ENDPOINT_URL": l.Endpoint, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret,
@@ -377,9 +377,12 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 	return states
 }
 
+// Waiter is a T that wants to know what Eventually waits for, and what is still wrong.
+type Waiter interface{ Waiting(what, wrong string) }
+
 // Eventually calls "look" until it returns "". It returns how long that took. At the time limit it fails the test with
 // the last result of "look".
-func Eventually(t *testing.T, within time.Duration, what string, look func() string) time.Duration {
+func Eventually(t T, within time.Duration, what string, look func() string) time.Duration {
 	t.Helper()
 	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)
 	defer ticker.Stop()
@@ -390,12 +393,15 @@ func Eventually(t *testing.T, within time.Duration, what string, look func() str
 			t.Logf("%s: after %.1f s", what, took.Seconds())
 			return took
 		}
+		if waiter, ok := t.(Waiter); ok {
+			waiter.Waiting(what, wrong)
+		}
 		if time.Since(began) > within {
 			t.Fatalf("%s: not within %s: %s", what, within, wrong)
 		}
 		select {
 		case <-t.Context().Done():
-			t.Fatal(fmt.Errorf("%s: %w", what, t.Context().Err()))
+			t.Fatal(fmt.Errorf("%s: %w: %s", what, context.Cause(t.Context()), wrong))
 		case <-ticker.C:
 		}
 	}

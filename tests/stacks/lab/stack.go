@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/json"
 	"io/fs"
 	"maps"
@@ -8,11 +9,30 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"testing"
 
 	"github.com/gruntwork-io/terratest/modules/logger"
 	"github.com/gruntwork-io/terratest/modules/terraform"
+	terratest "github.com/gruntwork-io/terratest/modules/testing"
 )
+
+// T is what stacks and scenarios need of a test. *testing.T implements it, and so does the program tests/cloudtest.
+type T interface {
+	terratest.TestingT
+
+	Context() context.Context
+	Logf(format string, args ...any)
+	TempDir() string
+}
+
+// toLog writes the output of the CLI to the log of the test.
+type toLog struct{}
+
+func (toLog) Logf(t terratest.TestingT, format string, args ...any) {
+	t.Helper()
+	if log, ok := t.(T); ok {
+		log.Logf(format, args...)
+	}
+}
 
 // Stack is a copy of an example in its own directory. One of the CLIs, tofu or terraform, applies it.
 type Stack struct {
@@ -23,21 +43,21 @@ type Stack struct {
 
 // Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
 // test ends. If resources still exist at that time, they end with the fake cloud.
-func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Stack {
+func (l *Lab) Stack(t T, cli, example string, vars map[string]any) *Stack {
 	t.Helper()
 	return l.StackWith(t, cli, example, vars, "")
 }
 
 // StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/). The file
 // contains settings for which the example has no variables. If override is empty, there is no such file.
-func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
+func (l *Lab) StackWith(t T, cli, example string, vars map[string]any, override string) *Stack {
 	t.Helper()
-	return NewStack(t, cli, example, vars, override, l.environment())
+	return NewStack(t, cli, example, vars, override, l.Environment())
 }
 
 // NewStack is like StackWith, but the example may be for any cloud. "environment" has the variables that make the CLI
 // use the example's cloud.
-func NewStack(t *testing.T, cli, example string, vars map[string]any, override string,
+func NewStack(t T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,7 +74,7 @@ func NewStack(t *testing.T, cli, example string, vars map[string]any, override s
 		EnvVars:         environment,
 		NoColor:         true,
 		Lock:            true, // terratest passes -lock=false otherwise.
-		Logger:          logger.TestingT,
+		Logger:          logger.New(toLog{}),
 	}}
 	s.Override(t, override)
 	terraform.InitContext(t, t.Context(), s.options)
@@ -62,13 +82,13 @@ func NewStack(t *testing.T, cli, example string, vars map[string]any, override s
 }
 
 // Override replaces the override file.
-func (s *Stack) Override(t *testing.T, content string) {
+func (s *Stack) Override(t T, content string) {
 	t.Helper()
 	s.Write(t, "override.tf", content)
 }
 
 // Write replaces a file of the stack.
-func (s *Stack) Write(t *testing.T, name, content string) {
+func (s *Stack) Write(t T, name, content string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(s.options.TerraformDir, name), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
@@ -76,7 +96,7 @@ func (s *Stack) Write(t *testing.T, name, content string) {
 }
 
 // ApplyError runs apply and returns its error, with the output of the CLI. It may be called from any goroutine.
-func (s *Stack) ApplyError(t *testing.T) error {
+func (s *Stack) ApplyError(t T) error {
 	t.Helper()
 	_, err := terraform.ApplyContextE(t, t.Context(), s.options)
 	return err
@@ -100,14 +120,14 @@ func (s *Stack) WithEnvironment(name, value string) *Stack {
 }
 
 // Apply runs apply and returns the CLI's output.
-func (s *Stack) Apply(t *testing.T) string {
+func (s *Stack) Apply(t T) string {
 	t.Helper()
 	s.outputs = nil
 	return terraform.ApplyContext(t, t.Context(), s.options)
 }
 
 // ApplyFails runs apply, which must fail, and returns the CLI's errors.
-func (s *Stack) ApplyFails(t *testing.T) string {
+func (s *Stack) ApplyFails(t T) string {
 	t.Helper()
 	s.outputs = nil
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
@@ -120,7 +140,7 @@ func (s *Stack) ApplyFails(t *testing.T) string {
 
 // Plan saves a plan and returns the CLI's exit code and output. The code is 0 for no changes, 1 for an error, and 2 for
 // changes. The output includes errors and warnings.
-func (s *Stack) Plan(t *testing.T) (code int, output string) {
+func (s *Stack) Plan(t T) (code int, output string) {
 	t.Helper()
 	s.saved = filepath.Join(t.TempDir(), "plan")
 	return s.plan(t, "-out="+s.saved)
@@ -128,7 +148,7 @@ func (s *Stack) Plan(t *testing.T) (code int, output string) {
 
 // ApplyPlan applies the plan of the last Plan, as automation does. It takes half of the time of Apply, which plans
 // again.
-func (s *Stack) ApplyPlan(t *testing.T) {
+func (s *Stack) ApplyPlan(t T) {
 	t.Helper()
 	s.outputs = nil
 	terraform.RunTerraformCommandContext(t, t.Context(), s.options, "apply", "-input=false", "-no-color", s.saved)
@@ -136,7 +156,7 @@ func (s *Stack) ApplyPlan(t *testing.T) {
 
 // PlanFails runs a plan, which must fail with errors that contain each of the given texts. One plan reports all
 // mistakes of a configuration. The plan does not refresh the state. This saves time, and finds the same mistakes.
-func (s *Stack) PlanFails(t *testing.T, texts ...string) {
+func (s *Stack) PlanFails(t T, texts ...string) {
 	t.Helper()
 	code, output := s.plan(t, "-refresh=false")
 	if code != 1 {
@@ -154,7 +174,7 @@ func (s *Stack) PlanFails(t *testing.T, texts ...string) {
 	}
 }
 
-func (s *Stack) plan(t *testing.T, flags ...string) (code int, output string) {
+func (s *Stack) plan(t T, flags ...string) (code int, output string) {
 	t.Helper()
 	args := append([]string{"plan", "-input=false", "-detailed-exitcode"}, flags...)
 	stdout, stderr, code, err := terraform.RunTerraformCommandAndGetStdOutErrCodeContextE(t, t.Context(), s.options,
@@ -166,7 +186,7 @@ func (s *Stack) plan(t *testing.T, flags ...string) (code int, output string) {
 }
 
 // ShowPlan saves a plan and returns it as the CLI shows it in JSON, with all values.
-func (s *Stack) ShowPlan(t *testing.T) string {
+func (s *Stack) ShowPlan(t T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "plan")
 	if code, output := s.plan(t, "-refresh=false", "-out="+file); code == 1 {
@@ -176,13 +196,13 @@ func (s *Stack) ShowPlan(t *testing.T) string {
 }
 
 // Destroy destroys all resources of the stack.
-func (s *Stack) Destroy(t *testing.T) {
+func (s *Stack) Destroy(t T) {
 	t.Helper()
 	terraform.DestroyContext(t, t.Context(), s.options)
 }
 
 // DestroyError runs destroy and returns its error, with the output of the CLI.
-func (s *Stack) DestroyError(t *testing.T) error {
+func (s *Stack) DestroyError(t T) error {
 	t.Helper()
 	_, err := terraform.DestroyContextE(t, t.Context(), s.options)
 	return err
@@ -190,7 +210,7 @@ func (s *Stack) DestroyError(t *testing.T) error {
 
 // Output decodes an output of the stack into a value. It runs the CLI only once after each Apply, because the CLI is
 // slow: it starts all providers to show outputs.
-func (s *Stack) Output(t *testing.T, name string, into any) {
+func (s *Stack) Output(t T, name string, into any) {
 	t.Helper()
 	if s.outputs == nil {
 		var all map[string]struct{ Value json.RawMessage }
@@ -210,7 +230,7 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 // Register runs the commands that register an operator, in the stack's directory. They are the nth block of shell
 // commands on a page of docs/start. Instead of tofu they run the CLI of the stack. This host is not in the shard's
 // network, so Register leaves out commands that call the leader. It returns the setting `servers` of nstance-admin.
-func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
+func (s *Stack) Register(t T, page string, n int, replacements ...string) string {
 	t.Helper()
 	programs, err := Build()
 	if err != nil {
@@ -266,7 +286,7 @@ func (s *Stack) Register(t *testing.T, page string, n int, replacements ...strin
 
 // Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and
 // plans.
-func (s *Stack) Files(t *testing.T) map[string][]byte {
+func (s *Stack) Files(t T) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
 	err := filepath.WalkDir(s.options.TerraformDir, func(path string, entry fs.DirEntry, err error) error {
@@ -300,7 +320,7 @@ func unwrap(text string) string {
 	return strings.Join(lines, " ")
 }
 
-func copyTree(t *testing.T, from, to string) {
+func copyTree(t T, from, to string) {
 	t.Helper()
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -21,7 +21,7 @@ import (
 )
 
 // Soon limits operations that a machine of a fake cloud completes within seconds. Detecting a silent death by keepalive
-// takes up to 30 s.
+// takes up to 30 s. In a real cloud, [Shard.Within] is the limit instead.
 const Soon = 2 * time.Minute
 
 // notice is the time from the announcement that a Spot VM will end until the VM ends. AWS gives two minutes, Google
@@ -34,9 +34,13 @@ type Cloud interface {
 	// on which the shard's servers run.
 	Workers() []string
 	Servers() []string
-	// Kill ends a VM without notice. Interrupt announces that a Spot VM will end, and ends the VM after the time
-	// "after".
+	// Kill ends a VM without notice.
 	Kill(id string)
+}
+
+// Fake is what only a fake cloud can do.
+type Fake interface {
+	// Interrupt announces that a Spot VM will end, and ends the VM after the time "after".
 	Interrupt(id string, after time.Duration) error
 	// Maintain announces maintenance that terminates a VM at the given time.
 	Maintain(id string, begins time.Time)
@@ -47,15 +51,29 @@ type Cloud interface {
 // Shard is a shard of an applied stack.
 type Shard struct {
 	Cloud
+	Fake // nil in a real cloud
 
+	Name     string // of the shard; only [Shard.FailsOver] needs it
 	LeaderIP string
 	State    *clusterstate.State
+	// Within limits how long the shard may take for a change. Default: Soon.
+	Within time.Duration
+	// Measured is told how long something took, if it is not nil. "goal" may be empty.
+	Measured func(what, goal string, took time.Duration)
+}
+
+func (s *Shard) within() time.Duration { return cmp.Or(s.Within, Soon) }
+
+func (s *Shard) measured(what, goal string, took time.Duration) {
+	if s.Measured != nil {
+		s.Measured(what, goal, took)
+	}
 }
 
 // Healthy waits until the leader answers a client in the shard's network at the shard's fixed address.
-func (s *Shard) Healthy(t *testing.T) {
+func (s *Shard) Healthy(t lab.T) {
 	t.Helper()
-	lab.Eventually(t, Soon, "the leader answers at "+s.LeaderIP, func() string {
+	lab.Eventually(t, s.within(), "the leader answers at "+s.LeaderIP, func() string {
 		if len(s.Servers()) == 0 {
 			return "there is no server"
 		}
@@ -96,9 +114,9 @@ func (s *Shard) get(path string, dial func(ctx context.Context, network, address
 
 // Settled waits until the shard has the given number of VMs, each with a registered agent, and none of the VMs in
 // "gone".
-func (s *Shard) Settled(t *testing.T, size int, replaced []string) {
+func (s *Shard) Settled(t lab.T, size int, replaced []string) {
 	t.Helper()
-	lab.Eventually(t, Soon, fmt.Sprintf("%d registered VMs without %v", size, replaced), func() string {
+	lab.Eventually(t, s.within(), fmt.Sprintf("%d registered VMs without %v", size, replaced), func() string {
 		workers := s.Workers()
 		if len(workers) != size {
 			return fmt.Sprintf("VMs %v", workers)
@@ -130,25 +148,43 @@ func (s *Shard) Settled(t *testing.T, size int, replaced []string) {
 }
 
 // ReplacesKilled ends a VM without notice and waits for its replacement.
-func (s *Shard) ReplacesKilled(t *testing.T, size int) {
+func (s *Shard) ReplacesKilled(t lab.T, size int) {
 	t.Helper()
 	victim := s.Workers()[0]
+	began := time.Now()
 	s.Kill(victim)
 	s.Settled(t, size, []string{victim})
+	s.measured("a VM is ended → the agent of its replacement is registered", "", time.Since(began))
+	var lost, created time.Time
+	if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
+		if instance.ProviderID == victim {
+			lost = instance.DeletingAt
+		} else if instance.CreatedAt.After(created) {
+			created = instance.CreatedAt
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	if !lost.IsZero() {
+		s.measured("the leader sees the loss of the VM → create call", "5 ms", max(0, created.Sub(lost)))
+	}
 }
 
 // Rolls changes the arguments of a group's VMs and applies the change. The plan must mention the group, and the apply
 // must replace the group's VMs.
-func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args string) {
+func (s *Shard) Rolls(t lab.T, stack *lab.Stack, vars map[string]any, args string) {
 	t.Helper()
 	old := s.Workers()
 	vars["worker_args"] = args
 	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "default/workers") {
 		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, output)
 	}
+	began := time.Now()
 	stack.ApplyPlan(t)
 	s.Settled(t, len(old), old)
 	s.drained(t, old)
+	s.measured(fmt.Sprintf("a change of the arguments is applied → %d VMs are replaced, with a drain hook of %s",
+		len(old), hookTime), "", time.Since(began))
 }
 
 // hookTime is how long the drain hook of [Hooked] runs.
@@ -165,10 +201,10 @@ func Hooked() map[string]any {
 }
 
 // drained checks that VMs with the drain hook of [Hooked] were terminated when their hook had ended.
-func (s *Shard) drained(t *testing.T, old []string) {
+func (s *Shard) drained(t lab.T, old []string) {
 	t.Helper()
 	var took []time.Duration
-	lab.Eventually(t, Soon, "the records of the replaced VMs are tombstones", func() string {
+	lab.Eventually(t, s.within(), "the records of the replaced VMs are tombstones", func() string {
 		took = nil
 		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
 			if slices.Contains(old, instance.ProviderID) && instance.State == record.Deleted {
@@ -192,13 +228,13 @@ func (s *Shard) drained(t *testing.T, old []string) {
 
 // ReplacesInterrupted makes the cloud announce that it takes a Spot VM away. The replacement must start while that VM
 // runs.
-func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
+func (s *Shard) ReplacesInterrupted(t lab.T, size int) {
 	t.Helper()
 	doomed := s.Workers()[0]
 	if err := s.Interrupt(doomed, notice); err != nil {
 		t.Error(err)
 	}
-	lab.Eventually(t, Soon, "a replacement beside "+doomed, func() string {
+	lab.Eventually(t, s.within(), "a replacement beside "+doomed, func() string {
 		if workers := s.Workers(); len(workers) != size+1 || !slices.Contains(workers, doomed) {
 			return fmt.Sprintf("VMs %v", workers)
 		}
@@ -209,10 +245,10 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 
 // ReplacesFirst makes the cloud announce something about a VM that must be replaced first: the VM is deleted when its
 // replacement is healthy. "reason" is why.
-func (s *Shard) ReplacesFirst(t *testing.T, size int, doomed, reason string) {
+func (s *Shard) ReplacesFirst(t lab.T, size int, doomed, reason string) {
 	t.Helper()
 	var began, healthy, deleted time.Time
-	lab.Eventually(t, Soon, doomed+" is deleted because "+reason, func() string {
+	lab.Eventually(t, s.within(), doomed+" is deleted because "+reason, func() string {
 		began, healthy, deleted = time.Time{}, time.Time{}, time.Time{}
 		if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
 			switch {
@@ -237,7 +273,7 @@ func (s *Shard) ReplacesFirst(t *testing.T, size int, doomed, reason string) {
 }
 
 // ReplacesMaintained makes the cloud announce maintenance of a VM in an hour.
-func (s *Shard) ReplacesMaintained(t *testing.T, size int) {
+func (s *Shard) ReplacesMaintained(t lab.T, size int) {
 	t.Helper()
 	doomed := s.Workers()[0]
 	s.Maintain(doomed, time.Now().Add(time.Hour))
@@ -267,13 +303,13 @@ const deregistrationDelay = 30 * time.Second
 // [Preserving]. The VM must be replaced although the VM's agent reports no problem. It must then leave the load
 // balancer and keep running until the operator releases it. Its deregistration delay begins when it leaves the load
 // balancer.
-func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator nstancev1.OperatorServiceClient,
+func (s *Shard) PreservesUnhealthyInBalancer(t lab.T, size int, operator nstancev1.OperatorServiceClient,
 	b Balancer) {
 	t.Helper()
 	// The leader must first learn that the load balancer calls the VM healthy. Until then, the leader waits several
 	// minutes before it replaces a new VM.
 	before, left := b.Asked(), b.Left()
-	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
+	lab.Eventually(t, 2*s.within(), "the load balancer is asked twice", func() string {
 		if n := b.Asked(); n < before+2 {
 			return fmt.Sprintf("%d times, %d before", n, before)
 		}
@@ -284,7 +320,7 @@ func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator ns
 		t.Fatalf("end the web server: %v\n%s", err, out)
 	}
 	kept := s.preserved(t, victim, "it is unhealthy in load balancer web: ", operator)
-	lab.Eventually(t, Soon, victim+" has left the load balancer", func() string {
+	lab.Eventually(t, s.within(), victim+" has left the load balancer", func() string {
 		if n := b.Left(); n == left {
 			return fmt.Sprintf("%d removals", n)
 		}
@@ -303,11 +339,11 @@ func (s *Shard) PreservesUnhealthyInBalancer(t *testing.T, size int, operator ns
 
 // preserved waits until an instance is preserved for a reason. It checks that the operator lists only this instance,
 // and can read its console.
-func (s *Shard) preserved(t *testing.T, victim, reason string,
+func (s *Shard) preserved(t lab.T, victim, reason string,
 	operator nstancev1.OperatorServiceClient) record.Instance {
 	t.Helper()
 	var kept record.Instance
-	lab.Eventually(t, 2*Soon, victim+" is preserved because "+reason, func() string {
+	lab.Eventually(t, 2*s.within(), victim+" is preserved because "+reason, func() string {
 		kept = s.find(t, victim)
 		if kept.Preserved == nil || !strings.Contains(kept.Preserved.Reason, reason) {
 			return fmt.Sprintf("preserved: %+v, deleted: %q", kept.Preserved, kept.DeleteReason)
@@ -327,7 +363,7 @@ func (s *Shard) preserved(t *testing.T, victim, reason string,
 }
 
 // find returns the record of a VM's instance. It is empty if there is none.
-func (s *Shard) find(t *testing.T, vm string) (found record.Instance) {
+func (s *Shard) find(t lab.T, vm string) (found record.Instance) {
 	t.Helper()
 	if err := s.State.LoadInstances(t.Context(), func(instance record.Instance, _ objstore.Token) {
 		if instance.ProviderID == vm {
@@ -340,7 +376,7 @@ func (s *Shard) find(t *testing.T, vm string) (found record.Instance) {
 }
 
 // releases releases a preserved instance, and returns its tombstone.
-func (s *Shard) releases(t *testing.T, size int, vm string, operator nstancev1.OperatorServiceClient) record.Instance {
+func (s *Shard) releases(t lab.T, size int, vm string, operator nstancev1.OperatorServiceClient) record.Instance {
 	t.Helper()
 	if _, err := operator.ReleaseInstance(t.Context(), &nstancev1.ReleaseInstanceRequest{
 		InstanceId: s.find(t, vm).ID.String()}); err != nil {
@@ -348,7 +384,7 @@ func (s *Shard) releases(t *testing.T, size int, vm string, operator nstancev1.O
 	}
 	s.Settled(t, size, []string{vm})
 	var gone record.Instance
-	lab.Eventually(t, Soon, vm+" is deleted", func() string {
+	lab.Eventually(t, s.within(), vm+" is deleted", func() string {
 		if gone = s.find(t, vm); gone.State != record.Deleted {
 			return string(gone.State)
 		}
@@ -359,11 +395,11 @@ func (s *Shard) releases(t *testing.T, size int, vm string, operator nstancev1.O
 
 // OutlivesServers scales the servers to zero and back. Meanwhile, the VMs must continue to run. The new server must
 // replace the VM that was lost while there was no server, and no other VM.
-func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]any, size int) {
+func (s *Shard) OutlivesServers(t lab.T, stack *lab.Stack, vars map[string]any, size int) {
 	t.Helper()
 	vars["server_count"] = 0
 	stack.Apply(t)
-	lab.Eventually(t, Soon, "no server", func() string {
+	lab.Eventually(t, s.within(), "no server", func() string {
 		if servers := s.Servers(); len(servers) > 0 {
 			return fmt.Sprintf("servers %v", servers)
 		}
@@ -392,10 +428,10 @@ func RollingBack() map[string]any {
 // UndoesRollout applies a configuration of the VMs with which no agent registers, and later a correct one. The function
 // change sets one of them in the stack. The group must be [RollingBack] and [Preserving]. It must halt, return to its
 // good configuration and say so, and keep its VMs and the one that failed.
-func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bool),
+func (s *Shard) UndoesRollout(t lab.T, stack *lab.Stack, change func(bad bool),
 	operator nstancev1.OperatorServiceClient) {
 	t.Helper()
-	lab.Eventually(t, 2*Soon, "the configuration is stored as good", func() string {
+	lab.Eventually(t, 2*s.within(), "the configuration is stored as good", func() string {
 		stored, err := s.State.ReadRollout(t.Context(), "default", "workers")
 		if err != nil || stored.Good == nil {
 			return fmt.Sprintf("%+v, %v", stored, err)
@@ -413,14 +449,14 @@ func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bo
 		halt := all.GetGroups()[0].GetHalted()
 		return halt.GetMessage(), halt.GetRolledBackTo() != nil
 	}
-	lab.Eventually(t, 2*Soon, "the group has returned to its good configuration", func() string {
+	lab.Eventually(t, 2*s.within(), "the group has returned to its good configuration", func() string {
 		if message, back := halted(); !back {
 			return "it has not: " + message
 		}
 		return ""
 	})
 	var failed string
-	lab.Eventually(t, Soon, "the VM that failed runs beside the others", func() string {
+	lab.Eventually(t, s.within(), "the VM that failed runs beside the others", func() string {
 		now := s.Workers()
 		if len(now) != len(old)+1 {
 			return fmt.Sprintf("VMs %v, before %v", now, old)
@@ -430,7 +466,7 @@ func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bo
 	})
 	s.preserved(t, failed, "its agent did not register in time", operator)
 	const metric = `kind="rollout_halted",shard=`
-	lab.Eventually(t, Soon, "the alert rollout_halted", func() string {
+	lab.Eventually(t, s.within(), "the alert rollout_halted", func() string {
 		text, err := s.get("/metrics", s.Dial)
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, metric) && strings.HasSuffix(line, " 1\n") {
@@ -447,7 +483,7 @@ func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bo
 	s.releases(t, len(old), failed, operator)
 	change(false)
 	stack.Apply(t)
-	lab.Eventually(t, Soon, "the halt ends", func() string {
+	lab.Eventually(t, s.within(), "the halt ends", func() string {
 		message, _ := halted()
 		return message
 	})
@@ -458,7 +494,7 @@ func (s *Shard) UndoesRollout(t *testing.T, stack *lab.Stack, change func(bad bo
 
 // SizeHasOneOwner changes the size of a group by hand and in the stack, whose group must have two VMs. The last one who
 // changes it wins, unless the size was pinned by hand. Plan and apply say which of the two it is.
-func (s *Shard) SizeHasOneOwner(t *testing.T, stack *lab.Stack, vars map[string]any,
+func (s *Shard) SizeHasOneOwner(t lab.T, stack *lab.Stack, vars map[string]any,
 	operator nstancev1.OperatorServiceClient) {
 	t.Helper()
 	byHand := func(size string, pin bool) {
@@ -489,7 +525,7 @@ func (s *Shard) SizeHasOneOwner(t *testing.T, stack *lab.Stack, vars map[string]
 }
 
 // Converged checks that a plan finds nothing to change.
-func Converged(t *testing.T, stack *lab.Stack) {
+func Converged(t lab.T, stack *lab.Stack) {
 	t.Helper()
 	if code, output := stack.Plan(t); code != 0 {
 		t.Fatalf("a plan right after apply finds changes (exit code %d):\n%s", code, output)

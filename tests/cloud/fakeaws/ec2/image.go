@@ -84,6 +84,7 @@ func (s *Service) AddImage(a AMI) string {
 	m := &image{entity: e, ami: a, snapshot: newID("snap")}
 	s.images[a.ID], s.snapshots[m.snapshot] = m, a.Owner
 	s.SetTags(a.ID, a.Tags)
+	s.SetTags(m.snapshot, a.Tags)
 	return a.ID
 }
 

@@ -63,6 +63,7 @@ type resources struct {
 	volumes      map[string]*volume
 	keys         map[string]Key    // by ARN
 	snapshots    map[string]string // owners by ID
+	keyPairs     map[string]string // names by ID
 	hosts        map[string]bool   // dedicated hosts by ID
 	placements   map[string]bool   // placement groups by name
 	spotRequests map[string]*spotRequest
@@ -83,7 +84,8 @@ func newResources() resources {
 		images:    map[string]*image{},
 		templates: map[string]*template{}, volumes: map[string]*volume{},
 		spotRequests: map[string]*spotRequest{}, keys: map[string]Key{}, snapshots: map[string]string{},
-		hosts: map[string]bool{}, placements: map[string]bool{},
+		keyPairs: map[string]string{},
+		hosts:    map[string]bool{}, placements: map[string]bool{},
 		types: instanceTypes(), withoutType: map[string]bool{},
 	}
 }
@@ -114,6 +116,7 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 		"DescribeLaunchTemplates":        s.describeLaunchTemplates,
 		"DescribeLaunchTemplateVersions": s.describeLaunchTemplateVersions,
 	}
+	maps.Copy(all, s.leftoverOperations())
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {
 			s.settle()
