@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -213,6 +215,11 @@ var configPrivileges = map[string]string{"cores": "VM.Config.CPU", "sockets": "V
 func (c *Cluster) checkSetting(in request, v *vm, setting string) *apiError {
 	privilege := configPrivileges[setting]
 	switch {
+	case setting == "vmstate":
+		if failed := c.need(in, "/vms/"+in.Get("vmid"), "VM.Config.Disk"); failed != nil {
+			return failed
+		}
+		privilege = "VM.PowerMgmt"
 	case drive.MatchString(setting) && !strings.Contains(v.conf[setting]+in.Get(setting), "media=cdrom"):
 		privilege = "VM.Config.Disk"
 	case privilege == "":
@@ -251,13 +258,24 @@ func (c *Cluster) writeConfig(in request) (any, *apiError) {
 			return nil, failed
 		}
 	}
-	if failed := v.checkLock(); failed != nil {
+	wakes := v.conf["lock"] == "suspended" && slices.Contains(removed, "vmstate")
+	if failed := v.checkLock(); failed != nil && !wakes {
 		return nil, failed
 	}
 	if in.Has("digest") && in.Get("digest") != v.digest() {
 		return nil, die("detected modified configuration - file changed by other user? Try again.")
 	}
+	if wakes {
+		delete(v.conf, "lock")
+	}
 	for _, setting := range removed {
+		if setting == "vmstate" && v.conf[setting] != "" {
+			on, _, _ := strings.Cut(v.conf[setting], ":")
+			if failed := c.need(in, "/storage/"+on, "Datastore.AllocateSpace"); failed != nil {
+				return nil, failed
+			}
+			c.forget(v)
+		}
 		if volume, own := v.drives()[setting]; own {
 			if v.conf["protection"] == "1" && in.Get("protection") != "0" {
 				return nil, die("can't remove drive '%s' - protection mode enabled", setting)
@@ -335,7 +353,8 @@ func (c *Cluster) start(in request) (any, *apiError) {
 		if failed != nil {
 			return failed.text
 		}
-		if failed := v.checkLock(); failed != nil {
+		suspended := v.conf["lock"] == "suspended"
+		if failed := v.checkLock(); failed != nil && !suspended {
 			return failed.text
 		}
 		if v.isRunning() {
@@ -351,8 +370,112 @@ func (c *Cluster) start(in request) (any, *apiError) {
 		if !slices.Contains(n.bridges, bridgeOf(v.conf["net0"])) || memory > n.memoryMiB {
 			return "start failed: QEMU exited with code 1"
 		}
-		return c.runVM(v)
+		failure := c.runVM(v)
+		if failure == "" && suspended {
+			c.forget(v)
+			delete(v.conf, "lock")
+		}
+		return failure
 	}), nil
+}
+
+// suspend saves the memory of a VM, and ends its process, as in vm_suspend of PVE/API2/Qemu.pm and in
+// PVE/QemuServer/RunState.pm.
+func (c *Cluster) suspend(in request) (any, *apiError) {
+	v, failed := c.load(in)
+	if failed != nil {
+		return nil, failed
+	}
+	if !v.isRunning() {
+		return nil, die("VM %d not running", v.id)
+	}
+	if in.Get("todisk") != "1" {
+		return nil, die("fakepve only suspends to disk")
+	}
+	if v.inHA {
+		return nil, die("Cannot suspend HA managed VM to disk")
+	}
+	if failed := c.need(in, "/vms/"+in.Get("vmid"), "VM.Config.Disk"); failed != nil {
+		return nil, failed
+	}
+	on := c.stateStorage(v)
+	if failed := c.need(in, "/storage/"+on, "Datastore.AllocateSpace"); failed != nil {
+		return nil, failed
+	}
+	return c.startTask(in, v.node, "qmsuspend", v.id, func() string {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if failed := v.checkLock(); failed != nil {
+			return failed.text
+		}
+		if c.storages[on].full {
+			return fmt.Sprintf("lvcreate 'pve/vm-%d-state-suspend-2026-01-01' error:   Cannot create new thin volume, "+
+				"free space in thin pool pve/data reached threshold.", v.id)
+		}
+		volume := fmt.Sprintf("%s:vm-%d-state-suspend-2026-01-01", on, v.id)
+		c.storages[on].volumes[c.volumeKey(v.node, on, volume)] = nil
+		v.conf["lock"], v.conf["vmstate"], v.conf["runningmachine"] = "suspending", volume, "pc-q35-10.0+pve0"
+		c.mu.Unlock()
+		time.Sleep(taskTime)
+		err := c.saveMemory(v)
+		c.mu.Lock()
+		if err != nil { // the VM runs on, and its lock stays
+			c.forget(v)
+			return fmt.Sprintf("query-savevm failed with error '%v'", err)
+		}
+		v.conf["lock"] = "suspended"
+		return ""
+	}), nil
+}
+
+// stateStorage returns the storage for the memory of a VM: a shared storage of its disks, or else another one.
+func (c *Cluster) stateStorage(v *vm) string {
+	found := "local"
+	for _, volume := range v.drives() {
+		on, _, _ := strings.Cut(volume, ":")
+		if found == "local" || c.storages[on].shared {
+			found = on
+		}
+	}
+	return found
+}
+
+// forget removes the saved memory of a VM.
+func (c *Cluster) forget(v *vm) {
+	if volume := v.conf["vmstate"]; volume != "" {
+		c.free(v, volume)
+	}
+	delete(v.conf, "vmstate")
+	delete(v.conf, "runningmachine")
+	if c.guest.Dir != "" {
+		_ = os.Remove(filepath.Join(c.guest.Dir, strconv.Itoa(v.id)+".state")) // QEMU has read it
+	}
+}
+
+// saveMemory saves the memory of a VM if it has a guest, and ends its process.
+func (c *Cluster) saveMemory(v *vm) error {
+	if c.guest.Kernel != "" {
+		base := filepath.Join(c.guest.Dir, strconv.Itoa(v.id))
+		monitor, err := net.Dial("unix", base+".monitor") //nolint:noctx // it exists
+		if err != nil {
+			return err
+		}
+		defer monitor.Close()
+		_, err = fmt.Fprintf(monitor, "migrate \"exec:cat >%s.new && mv %[1]s.new %[1]s\"\nquit\n", base+".state")
+		if err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, monitor); err != nil { // until QEMU ends
+			return err
+		}
+		if _, err := os.Stat(base + ".state"); err != nil {
+			return err
+		}
+	} else {
+		_ = v.process.Process.Kill() // it may end at the same time
+	}
+	<-v.exited
+	return nil
 }
 
 // runVM starts the process of a VM.
@@ -380,9 +503,11 @@ func (c *Cluster) runVM(v *vm) string {
 func (c *Cluster) qemu(v *vm) (*exec.Cmd, error) {
 	base := filepath.Join(c.guest.Dir, strconv.Itoa(v.id))
 	volume, _, _ := strings.Cut(v.conf["ide2"], ",")
-	on, _, _ := strings.Cut(volume, ":")
-	if err := os.WriteFile(base+".iso", c.storages[on].volumes[c.volumeKey(v.node, on, volume)], 0o600); err != nil {
-		return nil, err
+	if on, _, isVolume := strings.Cut(volume, ":"); isVolume {
+		iso := c.storages[on].volumes[c.volumeKey(v.node, on, volume)]
+		if err := os.WriteFile(base+".iso", iso, 0o600); err != nil {
+			return nil, err
+		}
 	}
 	smbios := "type=1"
 	for field := range strings.SplitSeq(v.conf["smbios1"], ",") {
@@ -394,12 +519,18 @@ func (c *Cluster) qemu(v *vm) (*exec.Cmd, error) {
 			smbios += "," + name + "=" + value
 		}
 	}
-	return exec.CommandContext(c.t.Context(), "qemu-system-x86_64", "-name", v.conf["name"], "-nodefaults",
+	args := []string{"-name", v.conf["name"], "-nodefaults",
 		"-display", "none", "-no-reboot", "-machine", "q35", "-accel", "tcg,tb-size=48", "-cpu", "max",
 		"-m", v.conf["memory"], "-smp", v.conf["cores"], "-kernel", c.guest.Kernel, "-initrd", c.guest.Initrd,
-		"-append", "console=ttyS0 quiet panic=1", "-serial", "file:"+base+".log", "-smbios", smbios,
-		"-device", "virtio-scsi-pci", "-drive", "if=none,id=seed,media=cdrom,readonly=on,format=raw,file="+base+".iso",
-		"-device", "scsi-cd,drive=seed", "-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0"), nil
+		"-append", "console=ttyS0 quiet panic=1", "-serial", "file:" + base + ".log", "-smbios", smbios,
+		"-device", "virtio-scsi-pci",
+		"-drive", "if=none,id=seed,media=cdrom,readonly=on,format=raw,file=" + base + ".iso",
+		"-device", "scsi-cd,drive=seed", "-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0",
+		"-monitor", "unix:" + base + ".monitor,server=on,wait=off"}
+	if v.conf["lock"] == "suspended" {
+		args = append(args, "-incoming", "exec:cat "+base+".state")
+	}
+	return exec.CommandContext(c.t.Context(), "qemu-system-x86_64", args...), nil
 }
 
 func (c *Cluster) stop(in request) (any, *apiError) {
@@ -408,7 +539,7 @@ func (c *Cluster) stop(in request) (any, *apiError) {
 		c.mu.Lock()
 		v, failed := c.load(in)
 		var exited chan struct{}
-		if failed == nil {
+		if failed == nil && v.isRunning() {
 			failed = v.checkLock()
 		}
 		if failed == nil && v.isRunning() {
@@ -446,6 +577,10 @@ func (c *Cluster) destroy(in request) (any, *apiError) {
 	return c.startTask(in, v.node, "qmdestroy", v.id, func() string {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if failed := v.checkLock(); failed != nil && v.conf["lock"] != "suspended" {
+			return failed.text
+		}
+		c.forget(v)
 		for _, volume := range v.drives() {
 			c.free(v, volume)
 		}

@@ -18,7 +18,7 @@ const Name = "proxmox"
 
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
-	CheckInstanceType: checkInstanceType, NeedsArgs: []string{"template"},
+	CheckInstanceType: checkInstanceType, NeedsArgs: []string{"template"}, Sleeps: []string{"suspended"},
 	CheckSubnet: func(_ map[string]string, subnet string) error {
 		_, _, err := ParseSubnet(subnet)
 		return err

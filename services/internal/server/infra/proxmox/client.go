@@ -366,6 +366,9 @@ var classes = []struct {
 	{"uses local storage", infra.Invalid},
 	{"can't clone to non-shared storage", infra.Invalid},
 	{"protection mode enabled", infra.Invalid},
+	{"suspend to disk during backup", infra.Indeterminate},
+	{"Cannot suspend", infra.Invalid}, // managed by HA
+	{"cannot suspend", infra.Invalid}, // with a device of the node
 }
 
 // classify gives an error its class. Unknown errors and errors of the connection are Indeterminate, because the call

@@ -198,11 +198,11 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 	case !m.Deleted.IsZero():
 		return conflict("of this request was deleted")
 	case !m.Starting.IsZero():
-		var live liveVM
-		if err := p.client.get(ctx, &live, nil, "nodes", r.Node, "qemu", o.vmid, "status", "current"); err != nil {
+		live, err := p.readLive(ctx, r.Node, o.vmid)
+		if err != nil {
 			return infra.VM{}, err
 		}
-		if vm := p.describe(o.vmid, live.Status, m); vm.State.Alive() {
+		if vm := p.describe(o.vmid, live, m); vm.State.Alive() || live.asleep() || vm.State == infra.Stopping {
 			return vm, nil
 		}
 		return conflict("of this request is %s", live.Status)
@@ -263,7 +263,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 	if err := p.writeMetadata(ctx, node, o.vmid, config); err != nil {
 		p.log.Info("that a VM was started is not written down: its end is noticed late", "vmid", o.vmid, "error", err)
 	}
-	return p.describe(o.vmid, "running", config.metadata), nil
+	return p.describe(o.vmid, liveVM{Status: "running"}, config.metadata), nil
 }
 
 // settings returns the settings of a VM that do not come from its template.

@@ -104,6 +104,9 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int, want 
 		// settings, the node may start the VM at boot, or refuse to delete the VM.
 		form := url.Values{"description": {description}, "onboot": {"0"}, "protection": {"0"},
 			"tags": {ownerTag(config.metadata.Tags.Owner) + ";" + config.metadata.Tags.Instance.String()}}
+		if config.settings["lock"] == lockSuspended || config.settings["vmstate"] != "" {
+			form.Set("delete", "vmstate") // also removes the lock of a suspended VM
+		}
 		if err = p.writeConfig(ctx, node, vmid, config.digest, form); !errors.Is(err, errChanged) {
 			return err
 		}
@@ -118,8 +121,8 @@ func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 		return err
 	}
 	for {
-		var live liveVM
-		if err := p.client.get(ctx, &live, nil, "nodes", node, "qemu", vmid, "status", "current"); err != nil {
+		live, err := p.readLive(ctx, node, vmid)
+		if err != nil {
 			return err
 		}
 		if live.Status == "stopped" {

@@ -26,16 +26,17 @@ var owner = infra.Owner{Cluster: "c", Shard: "s"}
 
 // Names of API calls in package fakepve.
 const (
-	cloneCall  = "POST /nodes/{node}/qemu/{vmid}/clone"
-	configCall = "PUT /nodes/{node}/qemu/{vmid}/config"
-	listCall   = "GET /nodes/{node}/qemu"
-	readCall   = "GET /nodes/{node}/qemu/{vmid}/config"
-	seedCall   = "DELETE /nodes/{node}/storage/{storage}/content/{volume}"
-	statusCall = "GET /nodes/{node}/qemu/{vmid}/status/current"
-	startCall  = "POST /nodes/{node}/qemu/{vmid}/status/start"
-	stopCall   = "POST /nodes/{node}/qemu/{vmid}/status/stop"
-	uploadCall = "POST /nodes/{node}/storage/{storage}/upload"
-	taskCall   = "GET /nodes/{node}/tasks/{upid}/status"
+	cloneCall   = "POST /nodes/{node}/qemu/{vmid}/clone"
+	configCall  = "PUT /nodes/{node}/qemu/{vmid}/config"
+	listCall    = "GET /nodes/{node}/qemu"
+	readCall    = "GET /nodes/{node}/qemu/{vmid}/config"
+	seedCall    = "DELETE /nodes/{node}/storage/{storage}/content/{volume}"
+	statusCall  = "GET /nodes/{node}/qemu/{vmid}/status/current"
+	startCall   = "POST /nodes/{node}/qemu/{vmid}/status/start"
+	suspendCall = "POST /nodes/{node}/qemu/{vmid}/status/suspend"
+	stopCall    = "POST /nodes/{node}/qemu/{vmid}/status/stop"
+	uploadCall  = "POST /nodes/{node}/storage/{storage}/upload"
+	taskCall    = "GET /nodes/{node}/tasks/{upid}/status"
 )
 
 // rawOptions returns options for a fake cluster.
@@ -124,7 +125,12 @@ func TestConformance(t *testing.T) {
 			Subnets:  [2]string{"pve1/vmbr0", "pve2/vmbr1"},
 			Adapt:    func(req *infra.CreateRequest) { req.Args = map[string]any{"template": "debian"} },
 			Reopen:   func(t *testing.T) infra.Provider { t.Helper(); return openWith(t, raw, ahead) },
-			Unknown:  "123456789",
+			Sleeps:   contract.Block.Sleeps,
+			Disks: func(t *testing.T, vm infra.VM) string {
+				t.Helper()
+				return pve.Config(vmid(t, vm))["scsi0"]
+			},
+			Unknown: "123456789",
 		}
 	})
 	t.Cleanup(func() { pve.AwaitTasks(context.WithoutCancel(t.Context())) })

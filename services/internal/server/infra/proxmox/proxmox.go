@@ -59,6 +59,7 @@ var (
 	_ infra.UserdataRemover = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 	_ infra.Watcher         = (*Provider)(nil)
+	_ infra.Sleeper         = (*Provider)(nil)
 )
 
 // maxCloning is the number of clones that are made at the same time.
@@ -173,7 +174,17 @@ func (p *Provider) privileges(ctx context.Context, c *client, path string) (map[
 type liveVM struct {
 	VMID   int    `json:"vmid"`
 	Name   string `json:"name"`
-	Status string `json:"status"`
+	Status string `json:"status"` // running or stopped; "" if the node does not answer or no longer has the VM
+	Lock   string `json:"lock"`
+}
+
+// asleep reports whether the VM is off and its memory is saved.
+func (vm liveVM) asleep() bool { return vm.Status == "stopped" && vm.Lock == lockSuspended }
+
+// readLive asks a node about one of its VMs.
+func (p *Provider) readLive(ctx context.Context, node string, vmid int) (vm liveVM, err error) {
+	err = p.client.get(ctx, &vm, nil, "nodes", node, "qemu", vmid, "status", "current")
+	return vm, err
 }
 
 // readNode returns the statuses of the VMs on a node by VMID.
@@ -198,9 +209,8 @@ const (
 	startGrace = 30 * time.Second
 )
 
-// describe converts a VM to an infra.VM. status is the VM's status according to its node. It is "" if the node does not
-// answer or no longer has the VM.
-func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
+// describe converts a VM to an infra.VM.
+func (p *Provider) describe(vmid int, live liveVM, m metadata) infra.VM {
 	vm := infra.VM{ProviderID: strconv.Itoa(vmid), State: infra.Unknown, Tags: m.Tags, Hostname: m.Hostname,
 		LaunchedAt: m.Created}
 	until := m.Created.Add(prepareGrace)
@@ -208,15 +218,17 @@ func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
 		until = m.Starting.Add(startGrace)
 	}
 	switch {
-	case status == "running" && !m.Deleted.IsZero():
+	case live.Status == "running" && !m.Deleted.IsZero():
 		vm.State = infra.Deleting
-	case status == "running":
+	case live.Status == "running" && live.Lock == lockSuspending:
+		vm.State = infra.Stopping
+	case live.Status == "running":
 		vm.State = infra.Running
-	case status == "stopped" && !m.Deleted.IsZero():
+	case live.Status == "stopped" && !m.Deleted.IsZero():
 		vm.State = infra.Deleted
-	case status == "stopped" && !m.Started && p.now().Before(until):
+	case live.Status == "stopped" && !live.asleep() && !m.Started && p.now().Before(until):
 		vm.State = infra.Pending
-	case status == "stopped":
+	case live.Status == "stopped":
 		vm.State = infra.Stopped
 	}
 	return vm
@@ -233,7 +245,7 @@ func (p *Provider) lookUp(ctx context.Context, inv inventory, vmid int) (infra.V
 	}
 	if !inv.online[r.Node] {
 		if m, ok := p.recall(r); ok {
-			return p.describe(vmid, "", m), nil
+			return p.describe(vmid, liveVM{}, m), nil
 		}
 		return infra.VM{}, &apiError{status: 595, text: "node " + r.Node + " is offline"}
 	}
@@ -246,11 +258,11 @@ func (p *Provider) lookUp(ctx context.Context, inv inventory, vmid int) (infra.V
 	case !config.ok:
 		return infra.VM{}, infra.Errorf(infra.NotFound, "look up", "VM %d is not an instance", vmid)
 	}
-	var live liveVM
-	if err := p.client.get(ctx, &live, nil, "nodes", r.Node, "qemu", vmid, "status", "current"); err != nil {
+	live, err := p.readLive(ctx, r.Node, vmid)
+	if err != nil {
 		return infra.VM{}, err
 	}
-	return p.describe(vmid, live.Status, config.metadata), nil
+	return p.describe(vmid, live, config.metadata), nil
 }
 
 func parseProviderID(providerID string) (int, error) {
@@ -350,15 +362,15 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 		}
 	}
 	for _, r := range guests {
-		status := live[r.VMID].Status
+		vm := live[r.VMID]
 		m, ok := p.recall(r)
 		// If a VM was started and runs, its metadata no longer change, so the remembered metadata are up to date.
 		// Another server may have started or deleted any other VM, so read its metadata.
-		if status == "stopped" || status == "running" && !m.Started {
+		if vm.Status == "stopped" || vm.Status == "running" && !m.Started {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
 			case isUnreachable(err) || class == infra.NotFound:
-				status = "" // it has just left the node
+				vm = liveVM{} // it has just left the node
 			case err != nil:
 				return nil, err
 			default:
@@ -366,7 +378,7 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 			}
 		}
 		if ok && m.Tags.Owner == owner {
-			vms = append(vms, p.describe(r.VMID, status, m))
+			vms = append(vms, p.describe(r.VMID, vm, m))
 		}
 	}
 	return vms, nil
