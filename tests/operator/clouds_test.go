@@ -207,6 +207,12 @@ func (h hosts) Start(spec contract.Spec) (contract.Machine, error) {
 // Stop implements [ec2.Machine] and [compute.Machine].
 func (g guest) Stop() { g.Kill() }
 
+// Sleep implements [ec2.Machine].
+func (guest) Sleep(bool) error { return errors.ErrUnsupported }
+
+// Wake implements [ec2.Machine].
+func (guest) Wake() error { return errors.ErrUnsupported }
+
 // Plug implements [ec2.Machine].
 func (guest) Plug(contract.NIC) error { return errors.ErrUnsupported }
 

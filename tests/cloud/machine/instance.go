@@ -226,6 +226,60 @@ func (i *Instance) Stop() {
 	<-i.dead
 }
 
+// sleepTime limits how long a machine takes to fall asleep or to begin to wake. systemd gives services 90 s to end.
+const sleepTime = 2 * time.Minute
+
+// Sleep implements [contract.Machine].
+func (i *Instance) Sleep(memory bool) error {
+	how := control.ShutDown
+	if memory {
+		how = control.Freeze
+	}
+	err := i.order(control.Sleep, how)
+	if err == nil {
+		err = i.connect(false)
+	}
+	if err != nil {
+		return fmt.Errorf("put %s to sleep: %w", i.spec.ID, err)
+	}
+	return nil
+}
+
+// Wake implements [contract.Machine]. It does not wait until the machine has booted.
+func (i *Instance) Wake() error {
+	err := i.connect(true)
+	if err == nil {
+		err = i.order(control.Wake)
+	}
+	if err != nil {
+		return fmt.Errorf("wake %s: %w", i.spec.ID, err)
+	}
+	return nil
+}
+
+// order sends a request about sleep to init.
+func (i *Instance) order(program string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), sleepTime)
+	defer cancel()
+	_, err := i.exec(ctx, control.Request{Program: program, Args: args})
+	return err
+}
+
+// connect connects the machine's interfaces to their networks, or disconnects them.
+func (i *Instance) connect(up bool) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.ns == nil {
+		return errors.New("the machine has ended")
+	}
+	for _, p := range i.ports {
+		if err := p.vpc.connect(p, up); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // plugTime limits how long a running machine takes to configure an interface.
 const plugTime = 30 * time.Second
 

@@ -145,6 +145,19 @@ func (v *vpc) checkSources(p *port) error {
 	return v.ns.tc("filter", "add", "dev", p.name, "ingress", "bpf", "direct-action", "bytecode", program)
 }
 
+// connect connects the bridge's end of a port to the bridge, or disconnects it.
+func (v *vpc) connect(p *port, up bool) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !up {
+		return v.ns.ip(fmt.Sprintf("link set %s down", p.name))
+	}
+	if err := v.ns.ip(fmt.Sprintf("link set %s up", p.name)); err != nil {
+		return err
+	}
+	return v.forwards(p)
+}
+
 // remove deletes both ends of a port.
 func (v *vpc) remove(p *port) error {
 	v.mu.Lock()

@@ -11,9 +11,15 @@ import (
 
 // boot starts the machine of an instance. Without real machines, the instance is running after the boot time.
 func (s *Service) boot(i *instance) {
-	i.start++
+	if i.machine == nil {
+		i.start++
+	}
 	if s.cfg.Machines == nil || i.keyRefused {
 		i.due = s.cfg.Now().Add(s.bootTime)
+		return
+	}
+	if i.machine != nil {
+		s.wake(i)
 		return
 	}
 	start := i.start
@@ -96,6 +102,51 @@ func (s *Service) halt(i *instance, then func()) {
 			return
 		}
 		then()
+		s.settle()
+	}()
+}
+
+// putToSleep puts the machine of an instance to sleep, as halt stops one. The machine keeps its disk, and its memory if
+// the instance hibernates. A machine that fails to fall asleep is stopped.
+func (s *Service) putToSleep(i *instance, then func()) {
+	machine, start, memory := i.machine, i.start, i.reason == byHibernate
+	if machine == nil {
+		then()
+		return
+	}
+	go func() {
+		err := machine.Sleep(memory)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if i.start != start { // another operation has changed the instance since
+			return
+		}
+		if err != nil {
+			s.cfg.Log.Error("machine did not fall asleep", "instance_id", i.id, "error", err)
+			s.halt(i, then)
+			return
+		}
+		then()
+		s.settle()
+	}()
+}
+
+// wake wakes the machine of an instance. The instance is running as soon as its machine begins to boot.
+func (s *Service) wake(i *instance) {
+	machine, start := i.machine, i.start
+	go func() {
+		err := machine.Wake()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if i.start != start { // another operation has changed the instance since
+			return
+		}
+		if err != nil {
+			s.cfg.Log.Error("machine did not wake", "instance_id", i.id, "error", err)
+			s.end(i, stateShuttingDown, byFailure)
+			return
+		}
+		i.due = s.cfg.Now()
 		s.settle()
 	}()
 }

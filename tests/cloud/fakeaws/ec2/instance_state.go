@@ -77,13 +77,16 @@ func (s *Service) arrive(i *instance) {
 
 // end begins to terminate or stop an instance. The parameter into is the new state: shutting-down or stopping.
 func (s *Service) end(i *instance, into string, why *stateReason) {
-	if i.state == stateStopped { // its machine is already stopped
-		s.enter(i, into, why)
-		i.due = s.cfg.Now()
-		return
+	takes := s.stopTime
+	if i.state == stateStopped {
+		takes = 0
 	}
 	s.enter(i, into, why)
-	s.halt(i, func() { i.due = s.cfg.Now().Add(s.stopTime) })
+	stop := s.halt
+	if into == stateStopping {
+		stop = s.putToSleep
+	}
+	stop(i, func() { i.due = s.cfg.Now().Add(takes) })
 }
 
 type stateXML struct {

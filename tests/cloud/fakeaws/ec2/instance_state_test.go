@@ -193,6 +193,8 @@ type machine struct {
 	plugged map[string]NIC
 	stopped chan struct{}
 	console []byte
+	power   []string
+	fail    error         // of Sleep and Wake
 	hold    chan struct{} // Stop blocks on it if it is not nil
 }
 
@@ -218,6 +220,22 @@ func (m *machine) Stop() {
 }
 
 func (m *machine) Console() []byte { return m.console }
+
+func (m *machine) Sleep(memory bool) error {
+	if memory {
+		return m.asleep("suspended")
+	}
+	return m.asleep("off")
+}
+
+func (m *machine) Wake() error { return m.asleep("on") }
+
+func (m *machine) asleep(how string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.power = append(m.power, how)
+	return m.fail
+}
 
 func (m *machine) Plug(nic NIC) error {
 	m.mu.Lock()

@@ -1,12 +1,14 @@
 package ec2
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	sdk "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/google/go-cmp/cmp"
 )
 
 func (f *testRegion) stop(hibernate bool, ids ...string) ([]types.InstanceStateChange, error) {
@@ -134,5 +136,51 @@ func TestRefusedStopChangesNothing(t *testing.T) {
 	w.wantState("without room", plain, types.InstanceStateNameStopped)
 	if _, err := w.start(fine); err != nil {
 		t.Errorf("within the quota: %v", err)
+	}
+}
+
+// TestMachinesSleep checks that the machine of an instance sleeps while the instance is stopped, and is stopped when
+// the instance is terminated.
+func TestMachinesSleep(t *testing.T) {
+	real := &machines{}
+	w := newTestRegion(t, real)
+	id := *w.run(hibernating).InstanceId
+	w.eventually(id, types.InstanceStateNameRunning)
+	for _, hibernate := range []bool{false, true} {
+		if _, err := w.stop(hibernate, id); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually(id, types.InstanceStateNameStopped)
+		if _, err := w.start(id); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually(id, types.InstanceStateNameRunning)
+	}
+	if _, err := w.stop(false, id); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(id, types.InstanceStateNameStopped)
+	w.terminate(id)
+	w.eventually(id, types.InstanceStateNameTerminated)
+	m := real.started[0]
+	if diff := cmp.Diff([]string{"off", "on", "suspended", "on", "off"}, m.power); diff != "" || m.stops != 1 ||
+		len(real.started) != 1 {
+		t.Errorf("%d machines, stopped %d times, power (-want +got):\n%s", len(real.started), m.stops, diff)
+	}
+}
+
+// TestMachineThatCannotSleep checks that an instance stops although its machine does not fall asleep.
+func TestMachineThatCannotSleep(t *testing.T) {
+	real := &machines{}
+	w := newTestRegion(t, real)
+	id := *w.run(nil).InstanceId
+	w.eventually(id, types.InstanceStateNameRunning)
+	real.started[0].fail = errors.New("injected")
+	if _, err := w.stop(false, id); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(id, types.InstanceStateNameStopped)
+	if real.started[0].stops != 1 {
+		t.Error("the machine runs")
 	}
 }

@@ -18,6 +18,11 @@ type Machines interface {
 type Machine interface {
 	// Stop powers the machine off. It is idempotent and returns when no process of the machine is left.
 	Stop()
+	// Sleep shuts the machine down, so that all its processes end. With memory, the processes freeze instead. Sleep
+	// returns when no process runs any more. The machine keeps its disk, and cannot be reached until Wake.
+	Sleep(memory bool) error
+	// Wake boots a machine that sleeps, or lets its frozen processes run on. The boot script does not run again.
+	Wake() error
 	// Plug hot-plugs a network interface. Unplug removes an interface.
 	Plug(nic NIC) error
 	Unplug(mac string) error

@@ -31,14 +31,23 @@ const (
 	LinkRemoved = "link-removed"
 )
 
+// The runner uses these values of Request.Program to put the machine to sleep and to wake it. The argument of Sleep is
+// ShutDown or Freeze. A machine that sleeps answers no other requests about its processes.
+const (
+	Sleep    = "sleep"
+	ShutDown = "shut-down"
+	Freeze   = "freeze"
+	Wake     = "wake"
+)
+
 // largest is the number of bytes that a message may have. It exceeds any output that the tests request.
 const largest = 64 << 20
 
 // Request asks init to run a program, or to act as one.
 type Request struct {
 	// Program tells what init does for the client. For the name of a program, such as "systemctl", "journalctl" or
-	// "shutdown", init does the work of that program. For "exec", init runs Args. Other values are LinkAdded and
-	// LinkRemoved.
+	// "shutdown", init does the work of that program. For "exec", init runs Args. Other values are LinkAdded,
+	// LinkRemoved, Sleep and Wake.
 	Program string
 	Args    []string
 }

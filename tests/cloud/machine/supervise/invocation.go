@@ -147,6 +147,10 @@ func (i *invocation) watch() {
 				i.service.set(deactivating, "stop-sigterm")
 			}
 		case <-deadline:
+			if i.service.m.froze(fed) { // The clock that counts stands still while a machine is frozen.
+				fed = time.Now()
+				continue
+			}
 			i.journal().logf("%s: Watchdog timed out (limit %s)!", i.service.name, i.def.Watchdog)
 			i.fail(watchdog)
 			return

@@ -59,6 +59,7 @@ type Manager struct {
 	state, target string
 	degraded      bool // The boot script failed.
 	down          chan string
+	sleep         sleep
 }
 
 // Run runs init as PID 1 until the machine ends. It returns the exit code of the machine.
@@ -69,7 +70,7 @@ func Run(o Options) (int, error) {
 	}
 	m := &Manager{Options: o, journal: &journal{out: o.Log}, processes: newProcesses(), null: null,
 		services: map[string]*service{}, state: "starting",
-		down: make(chan string, 1)}
+		down: make(chan string, 1), sleep: sleep{wake: make(chan struct{}, 1)}}
 	go m.processes.reap()
 	m.network = &network{m: m}
 	if err := os.MkdirAll(filepath.Dir(control.Socket), 0o755); err != nil {
@@ -99,7 +100,9 @@ func Run(o Options) (int, error) {
 		go m.boot(first)
 		action := <-m.down
 		m.shutdown(action)
-		if !strings.HasPrefix(action, "reboot") {
+		if action == sleepAction {
+			m.rest()
+		} else if !strings.HasPrefix(action, "reboot") {
 			m.journal.logf("Powering off.")
 			return 0, nil
 		}

@@ -70,7 +70,8 @@ func (n *network) down(device string) error {
 		return nil
 	}
 	return n.ip(append(file.Down(), "-4 addr flush dev "+device, "-4 route flush dev "+device,
-		"-6 addr flush dev "+device+" scope global", "-6 route flush dev "+device+" proto static"))
+		"-6 addr flush dev "+device+" scope global", "-6 route flush dev "+device+" proto static",
+		"-6 route flush dev "+device+" proto ra"))
 }
 
 // load reads the files. It skips files that it cannot read or parse, and returns their errors.
@@ -176,7 +177,8 @@ func (n *network) ip(lines []string) error {
 			continue
 		}
 		const file = "/run/systemd/network/batch"
-		if err := os.WriteFile(file, []byte(batch.String()), 0o600); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), // A reboot empties /run.
+			os.WriteFile(file, []byte(batch.String()), 0o600)); err != nil {
 			return err
 		}
 		var out bytes.Buffer

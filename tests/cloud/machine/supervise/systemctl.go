@@ -24,8 +24,15 @@ import (
 func (m *Manager) handle(ctx context.Context, r control.Request) control.Response {
 	c := &call{m: m, ctx: ctx}
 	code := 0
-	var err error
+	err := m.answers(r.Program)
+	if err != nil {
+		return control.Response{Code: 1, Errors: fmt.Appendln(nil, err)}
+	}
 	switch r.Program {
+	case control.Sleep:
+		err = m.fallAsleep(ctx, slices.Equal(r.Args, []string{control.Freeze}))
+	case control.Wake:
+		err = m.wakeUp()
 	case "exec":
 		return m.exec(ctx, r.Args)
 	case "systemctl":

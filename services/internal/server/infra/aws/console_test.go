@@ -26,6 +26,8 @@ type fakeMachines struct{ text string }
 
 func (m fakeMachines) Start(fake.MachineSpec) (fake.Machine, error) { return m, nil }
 func (fakeMachines) Stop()                                          {}
+func (fakeMachines) Sleep(bool) error                               { return nil }
+func (fakeMachines) Wake() error                                    { return nil }
 func (fakeMachines) Plug(fake.NIC) error                            { return nil }
 func (fakeMachines) Unplug(string) error                            { return nil }
 func (m fakeMachines) Console() []byte                              { return []byte(m.text) }
