@@ -42,7 +42,7 @@ locals {
 
   groups = {
     default = {
-      workers = { template = "worker", size = var.size, scaling = var.scaling }
+      workers = { template = "worker", size = var.size, scaling = var.scaling, spares = var.spares }
     }
   }
 }

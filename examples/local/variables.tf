@@ -65,6 +65,12 @@ variable "scaling" {
   default     = null
 }
 
+variable "spares" {
+  description = "The warm spares of the group workers. Null: it has none."
+  type        = any
+  default     = null
+}
+
 variable "greeting" {
   description = "Content of the file app.env on the VMs. A change is pushed to running VMs."
   type        = string

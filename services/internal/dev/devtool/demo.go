@@ -41,6 +41,7 @@ type demo struct {
 	leader   int
 	term     uint64
 	greeting string
+	spares   int
 	jobs     jobs
 }
 
@@ -65,7 +66,8 @@ func (d *demo) play(ctx context.Context) error {
 		{"kill -9 of an agent: the shard loses a VM", d.killAgent},
 		{"Scale up to " + strconv.Itoa(largerSize), d.scaleUp},
 		{"Scale down to " + strconv.Itoa(size), d.scaleDown},
-		{"A second apply changes a file on the VMs", d.changeFile},
+		{"A second apply changes a file on the VMs, and asks for a spare", d.changeFile},
+		{"kill -9 of an agent: the spare takes its place", d.killWithSpare},
 		{"Jobs wait: the leader scales up to " + strconv.Itoa(largerSize), d.scaleByJobs},
 		{"kill -9 of the leading server: the standby leads", d.killLeader},
 		{"No job waits: the next leader scales down to " + strconv.Itoa(size), d.finishJobs},
@@ -113,6 +115,9 @@ func (d *demo) openErrors() error {
 func (d *demo) variables() map[string]string {
 	vars := d.stack.Variables()
 	vars["greeting"] = d.greeting
+	if d.spares > 0 {
+		vars["spares"] = fmt.Sprintf("{count = %d}", d.spares)
+	}
 	if url := d.jobs.url(); url != "" {
 		vars["scaling"] = fmt.Sprintf(`{min = %d, max = %d, down = {stabilization = "1s"}, `+
 			`metrics = [{url = {url = %q, json = "/waiting", target = %d}}]}`, size, largerSize, url, jobsPerInstance)
@@ -339,7 +344,7 @@ func (d *demo) changeFile(ctx context.Context) error {
 		return err
 	}
 	mark := d.operator.Mark()
-	d.greeting = "good morning"
+	d.greeting, d.spares = "good morning", 1
 	if err := d.terraform.Apply(ctx, d.variables()); err != nil {
 		return err
 	}
@@ -367,7 +372,7 @@ func (d *demo) changeFile(ctx context.Context) error {
 			event.GetInstance().GetInstanceId())
 	}
 	for _, vm := range before {
-		if err := d.awaitFile(ctx, vm.Instance, "app.env", d.greeting); err != nil {
+		if err := d.awaitFile(ctx, vm.Instance, "app.env", d.greeting, time.Time{}); err != nil {
 			return err
 		}
 		now, err := d.stack.VM(vm.Instance)
@@ -381,15 +386,15 @@ func (d *demo) changeFile(ctx context.Context) error {
 	return nil
 }
 
-// awaitFile waits until a received file of a VM contains the text.
-func (d *demo) awaitFile(ctx context.Context, id ident.ID, name, text string) error {
+// awaitFile waits until a received file of a VM contains the text. It shows the file's time relative to since.
+func (d *demo) awaitFile(ctx context.Context, id ident.ID, name, text string, since time.Time) error {
 	path := filepath.Join(d.stack.Disk(id), "recv", name)
 	for {
 		raw, err := os.ReadFile(path)
 		if err == nil && strings.Contains(string(raw), text) {
 			info, err := os.Stat(path)
 			if err == nil {
-				d.timeline.note(info.ModTime(), fromProvider, time.Time{}, "%s is on its disk", name)
+				d.timeline.note(info.ModTime(), fromProvider, since, "the file %s says %s", name, text)
 			}
 			return err
 		}
@@ -436,6 +441,54 @@ func (d *demo) killAgent(ctx context.Context) error {
 		}
 	}
 	return fmt.Errorf("replacement %s is not healthy", replacement)
+}
+
+// killWithSpare kills an agent while there is a spare, and waits until the spare is a healthy member and the group has
+// another spare.
+func (d *demo) killWithSpare(ctx context.Context) error {
+	instances, err := d.operator.AwaitHealthy(ctx, size+1)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(instances, (*nstancev1.InstanceStatus).GetSpare)
+	if i < 0 {
+		return errors.New("no instance is a spare")
+	}
+	spare := instances[i].GetInstanceId()
+	victim := slices.Delete(instances, i, i+1)[0].GetInstanceId()
+	vms := map[string]*local.VM{}
+	all, err := d.stack.VMs()
+	if err != nil {
+		return err
+	}
+	for _, vm := range all {
+		vms[vm.Instance.String()] = &vm
+	}
+	mark := d.operator.Mark()
+	killed := time.Now()
+	if err := syscall.Kill(vms[victim].PID, syscall.SIGKILL); err != nil {
+		return err
+	}
+	d.timeline.note(killed, fromDemo, time.Time{}, "SIGKILL to PID %d, the agent of %s", vms[victim].PID, victim)
+	event, err := d.operator.Await(ctx, mark, func(e *nstancev1.InstanceEvent) bool {
+		return e.GetType() == nstancev1.InstanceEvent_TYPE_PROMOTED && e.GetInstance().GetInstanceId() == spare
+	})
+	if err != nil {
+		return fmt.Errorf("the spare %s has not become a member: %w", spare, err)
+	}
+	d.timeline.note(event.GetAt().AsTime(), fromServer, killed, "the spare %s is a member", spare)
+	if err := d.awaitFile(ctx, vms[spare].Instance, "role", "member", killed); err != nil {
+		return err
+	}
+	event, err = d.operator.Await(ctx, mark, func(e *nstancev1.InstanceEvent) bool {
+		return e.GetType() == nstancev1.InstanceEvent_TYPE_HEALTHY && e.GetInstance().GetInstanceId() == spare
+	})
+	if err != nil {
+		return fmt.Errorf("the new member %s is not healthy: %w", spare, err)
+	}
+	d.timeline.note(event.GetAt().AsTime(), fromServer, killed, "the new member is healthy")
+	d.spares = 0 // the next apply
+	return nil
 }
 
 func (d *demo) killLeader(ctx context.Context) (err error) {
