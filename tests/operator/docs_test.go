@@ -24,6 +24,7 @@ const (
 	deletePage    = "how-to/delete-a-cluster.md"
 	karpenterPage = "how-to/migrate-from-karpenter.md"
 	onDemandPage  = "how-to/on-demand-pods.md"
+	sparesPage    = "how-to/spares-in-kubernetes.md"
 	startPage     = "start/kubernetes.md"
 )
 
@@ -47,6 +48,11 @@ var documented = map[string]map[string]struct {
 	},
 	onDemandPage: {
 		"See what a pod waits for": {test: "TestUse"},
+	},
+	sparesPage: {
+		"Register Nodes with a taint": {"TestOperator", "simulates kubelets that register with the taint"},
+		"See them":                    {test: "TestOperator"},
+		"What the operator changes":   {test: "TestOperator"},
 	},
 	startPage: {
 		"Choose a scenario":                 {test: "TestUse"},
@@ -103,7 +109,7 @@ func TestDocumentedCommands(t *testing.T) {
 			if !slices.Contains(tests, one.test) {
 				t.Errorf("%s: %s: there is no %s", page, name, one.test)
 			}
-			if one.instead == "" && !strings.Contains(source.String(), fmt.Sprintf(`Page, %q)`, name)) {
+			if one.instead == "" && !strings.Contains(source.String(), fmt.Sprintf(`Page, %q`, name)) {
 				t.Errorf("%s: %s: no test runs its commands", page, name)
 			}
 		}
@@ -141,18 +147,19 @@ func blocks(text, language string) string {
 }
 
 // runSteps runs the shell commands in a section of a page, with the real kubectl and nstance-admin. It replaces the
-// names of the page's Cluster and group by those of this test.
-func (l *lab) runSteps(t *testing.T, page, name string) {
+// names of the page's Cluster and group by those of this test. The argument "others" has further names and what
+// replaces them.
+func (l *lab) runSteps(t *testing.T, page, name string, others ...string) {
 	t.Helper()
 	identity := filepath.Join(l.dir, "admin")
+	names := strings.NewReplacer(append([]string{"example-cluster--default", clusterName, "GROUP", workers}, others...)...)
 	env := append(os.Environ(), "HOME="+l.dir, "KUBECONFIG="+l.Kubeconfig, "NSTANCE_ENCRYPTION_KEY="+encryptionKey,
 		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
 		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))
 	for _, command := range []string{
 		"[ -e " + identity + " ] || nstance-admin cluster register-operator --cluster-id " + clusterID +
 			" --storage-provider file --storage-bucket " + l.east.bucket.dir + " --output-dir " + identity,
-		strings.NewReplacer("example-cluster--default", clusterName, "GROUP", workers).Replace(
-			blocks(section(t, page, name), "sh")),
+		names.Replace(blocks(section(t, page, name), "sh")),
 	} {
 		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", command)
 		cmd.Env, cmd.Dir = env, l.dir

@@ -238,6 +238,9 @@ func (l *lab) followEvents(t *testing.T) {
 
 // kubeletTaints returns the taints with which the boot script of an instance starts the kubelet.
 func (l *lab) kubeletTaints(instance *nstancev1.InstanceStatus) []corev1.Taint {
+	if instance.GetSpare() {
+		return []corev1.Taint{{Key: v1beta1.SpareTaint, Effect: corev1.TaintEffectNoSchedule}}
+	}
 	if !instance.GetOnDemand() || !l.tainted.Load() {
 		return nil
 	}

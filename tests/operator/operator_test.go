@@ -53,6 +53,7 @@ func TestOperator(t *testing.T) {
 		{"machine", l.testMachine},
 		{"on demand", l.testOnDemand},
 		{"lost VM", l.testLostVM},
+		{"spares", l.testSpares},
 		{"drain", l.testDrain},
 		{"deadline", l.testDeadline},
 		{"drain by Cluster API", l.testDrainLimit},

@@ -17,6 +17,10 @@ const (
 	OnDemandPodNodeLabel = "node.cluster.x-k8s.io/on-demand-pod"
 )
 
+// SpareTaint is the key of a taint (NoSchedule) with which a kubelet may register its Node. It keeps pods off the Node
+// of a warm spare until the operator has cordoned the Node. The operator also removes it from the Nodes of members.
+const SpareTaint = "nstance.dev/spare"
+
 // Annotations.
 const (
 	// PodAnnotation contains "{namespace}/{name}" of the pod for which an on-demand machine was created.
@@ -34,6 +38,9 @@ const (
 	// InstanceAnnotation on a Node of the workload cluster contains "{shard}/{instance}". The Node is removed once the
 	// shard's leader reports that the instance is gone.
 	InstanceAnnotation = "nstance.dev/instance"
+	// SpareCordonAnnotation on a Node of the workload cluster means that the operator has cordoned the Node because of
+	// its instance, a warm spare. The operator uncordons only Nodes with this annotation.
+	SpareCordonAnnotation = "nstance.dev/spare-cordon"
 	// SkipShardsAnnotation lists IDs of shards, separated by commas. The deletion of the annotated object does not wait
 	// for a listed shard that does not answer. On a Cluster, the annotation applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
@@ -114,6 +121,7 @@ const (
 	DrainedReason               = "Drained"
 	DrainFailedReason           = "DrainFailed"
 	DrainDeadlineReason         = "DrainDeadlineExceeded"
+	SparePromotedReason         = "SparePromoted"
 	ProviderErrorReason         = "ProviderError"
 	ConfigRefusedReason         = "ConfigRefused"
 	ShardRemovedReason          = "ShardRemoved"

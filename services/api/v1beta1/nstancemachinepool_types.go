@@ -38,8 +38,8 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=object
 	Config *apiextensionsv1.JSON `json:"config,omitempty"`
-	// providerIDList contains the provider IDs of the existing instances, sorted. The operator maintains it for Cluster
-	// API.
+	// providerIDList contains the provider IDs of the existing instances without spares, sorted. The operator maintains
+	// it for Cluster API.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -61,12 +61,15 @@ type NstanceMachinePoolStatus struct {
 	// infrastructureMachineKind is the kind of the objects that represent the pool's instances (MachinePool Machines).
 	// +optional
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
-	// replicas is the number of instances on all shards, without on-demand instances and those being deleted.
+	// replicas is the number of instances on all shards, without on-demand instances, spares and those being deleted.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
 	// readyReplicas is the number of healthy instances among the replicas.
 	// +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
+	// spares counts the warm spares on all shards. It is empty if the pool has and wants none.
+	// +optional
+	Spares *SparesStatus `json:"spares,omitempty"`
 	// isStatic is true if the group is defined in the configuration of a shard.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
@@ -97,6 +100,7 @@ type NstanceMachinePoolStatus struct {
 // +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.config.instance_type`,priority=1
 // +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.status.replicas`
 // +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.readyReplicas`
+// +kubebuilder:printcolumn:name="Spares",type=integer,JSONPath=`.status.spares.ready`,priority=1
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

@@ -33,6 +33,19 @@ type NstanceShardGroupSpec struct {
 	Config *apiextensionsv1.JSON `json:"config,omitempty"`
 }
 
+// SparesStatus counts warm spares, which are in no other number.
+type SparesStatus struct {
+	// count is the number of spares that the configuration asks for.
+	// +optional
+	Count *int32 `json:"count,omitempty"`
+	// actual is the number of spares that exist.
+	// +optional
+	Actual *int32 `json:"actual,omitempty"`
+	// ready is the number of spares that can become members now.
+	// +optional
+	Ready *int32 `json:"ready,omitempty"`
+}
+
 // NstanceShardGroupStatus is the observed state of an NstanceShardGroup, as last reported by the shard's leader.
 type NstanceShardGroupStatus struct {
 	// observedGeneration is the generation of this object's spec that the shard's leader has accepted.
@@ -51,14 +64,17 @@ type NstanceShardGroupStatus struct {
 	// capacity is the CPU, memory and other resources of the group's instance type.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-	// actualSize is the number of instances that count towards size: all but on-demand instances and those being
-	// deleted.
+	// actualSize is the number of instances that count towards size: all but on-demand instances, spares and those
+	// being deleted.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
 	// healthy is the number of healthy instances among those that actualSize counts.
 	// +optional
 	Healthy *int32 `json:"healthy,omitempty"`
-	// providerIDs contains the provider IDs of the group's instances, sorted.
+	// spares counts the group's warm spares. It is empty if the group has and wants none.
+	// +optional
+	Spares *SparesStatus `json:"spares,omitempty"`
+	// providerIDs contains the provider IDs of the group's instances without spares, sorted.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -86,6 +102,7 @@ type NstanceShardGroupStatus struct {
 // +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
 // +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.actualSize`
 // +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.healthy`
+// +kubebuilder:printcolumn:name="Spares",type=integer,JSONPath=`.status.spares.ready`,priority=1
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Reachable",type=string,JSONPath=`.status.conditions[?(@.type=="ShardReachable")].status`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

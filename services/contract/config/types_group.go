@@ -45,7 +45,7 @@ type GroupSpec struct {
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
 	// Instances that are kept ready, and take the place of lost, unhealthy or lacking ones without a boot. They do not
-	// count towards the size, but cost as much as others. Not for groups whose size Kubernetes chooses.
+	// count towards the size, but cost as much as others.
 	Spares *Spares `json:"spares,omitempty"`
 	// Lets the leader choose the size by numbers of the group's VMs. The field size is then the first size. Not for
 	// groups whose size Kubernetes chooses.

@@ -1,4 +1,5 @@
-// Package drain drains the Nodes of instances before the servers delete them, and removes the Nodes afterwards.
+// Package drain drains the Nodes of instances before the servers delete them, and removes the Nodes afterwards. It also
+// keeps the Nodes of warm spares cordoned.
 //
 // Invariants:
 //
@@ -43,8 +44,8 @@ type coordinator struct {
 	retryEviction time.Duration
 	remover       nodeRemover
 
-	drains, removals chan struct{} // each wakes one of the loops
-	work             sync.WaitGroup
+	drains, nodeUpdates chan struct{} // each wakes one of the loops
+	work                sync.WaitGroup
 
 	tasks map[key]*task // used only by the drain loop
 }
@@ -73,7 +74,7 @@ func newCoordinator(s scope.Scope, kube kubernetes.Interface, workload cluster.C
 	return &coordinator{Scope: s, workload: workload, kube: kube, nodes: workload.GetClient(),
 		recorder: workload.GetEventRecorder("nstance-drain"), metrics: m, slots: slots{free: parallel},
 		retryEviction: 2 * time.Second, remover: newRemover(),
-		drains: make(chan struct{}, 1), removals: make(chan struct{}, 1), tasks: map[key]*task{}}
+		drains: make(chan struct{}, 1), nodeUpdates: make(chan struct{}, 1), tasks: map[key]*task{}}
 }
 
 func wake(loop chan struct{}) {
@@ -83,19 +84,19 @@ func wake(loop chan struct{}) {
 	}
 }
 
-// run drains and removes Nodes until ctx ends. It returns after all goroutines have stopped.
+// run drains and updates Nodes until ctx ends. It returns after all goroutines have stopped.
 func (c *coordinator) run(ctx context.Context) {
 	c.Shards.Notify(func(change shards.Change) {
 		switch change.Kind {
 		case shards.DrainPending, shards.InstanceChanged, shards.ShardState:
 			c.remover.recordChange(change)
 			wake(c.drains)
-			wake(c.removals)
+			wake(c.nodeUpdates)
 		}
 	})
 	wake(c.drains)
-	wake(c.removals)
-	c.work.Go(func() { c.loop(ctx, c.removals, c.removeNodes) })
+	wake(c.nodeUpdates)
+	c.work.Go(func() { c.loop(ctx, c.nodeUpdates, c.updateNodes) })
 	c.loop(ctx, c.drains, c.updateTasks)
 	for _, t := range c.tasks {
 		t.cancel(context.Cause(ctx))

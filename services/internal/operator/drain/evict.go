@@ -9,7 +9,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubectl/pkg/drain"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
 // kubectlHelper returns kubectl's drain with the options --ignore-daemonsets --delete-emptydir-data --force.
@@ -19,8 +24,19 @@ func (t *task) kubectlHelper(ctx context.Context) *drain.Helper {
 		EvictErrorRetryDelay: t.retryEviction, Out: io.Discard, ErrOut: io.Discard}
 }
 
+// cordon cordons the Nodes. It always writes to a Node that was cordoned because of a spare: updateNodes may be about
+// to uncordon it, and then fails with a conflict, or may have done so although the cache does not show that yet.
 func (t *task) cordon(ctx context.Context, nodes []corev1.Node) error {
 	for i := range nodes {
+		if _, spare := nodes[i].Annotations[v1beta1.SpareCordonAnnotation]; spare {
+			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}},"spec":{"unschedulable":true}}`,
+				v1beta1.SpareCordonAnnotation)
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodes[i].Name}}
+			if err := t.nodes.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); err != nil {
+				return fmt.Errorf("cordon: %w", err)
+			}
+			continue
+		}
 		if err := drain.RunCordonOrUncordon(t.kubectlHelper(ctx), &nodes[i], true); err != nil {
 			return fmt.Errorf("cordon: %w", err)
 		}

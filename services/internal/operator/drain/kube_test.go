@@ -274,6 +274,7 @@ func TestDrains(t *testing.T) {
 		{"shard lost before the acknowledgement", testLostShard},
 		{"one slot for the most urgent", testUrgency},
 		{"Nodes of instances that are gone", testNodeRemoval},
+		{"Nodes of spares", testSpares},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			kube := *base
@@ -519,4 +520,85 @@ func testNodeRemoval(kube *testKubernetes) {
 			kube.Errorf("Node %s was removed, want it kept", name)
 		}
 	}
+}
+
+// testSpares registers Nodes of spares as their kubelets do, and makes the spares members.
+func testSpares(kube *testKubernetes) {
+	taints := []corev1.Taint{{Key: v1beta1.SpareTaint, Effect: corev1.TaintEffectNoSchedule}}
+	member, _ := kube.instance()
+	join := func(id string, cordoned bool) string {
+		kube.Helper()
+		i, _ := kube.shard.Instance(id)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-" + id},
+			Spec: corev1.NodeSpec{ProviderID: i.GetProviderId(), Taints: taints, Unschedulable: cordoned}}
+		kube.mustSucceed(kube.client.Create(kube.Context(), node))
+		return node.Name
+	}
+	is := func(node string, cordoned bool) func() bool {
+		return func() bool {
+			n := kube.node(node)
+			return n != nil && n.Spec.Unschedulable == cordoned && !slices.ContainsFunc(n.Spec.Taints, isSpareTaint) &&
+				n.Annotations[v1beta1.InstanceAnnotation] != ""
+		}
+	}
+	promote := func(spare string) {
+		kube.Helper()
+		kube.shard.Promote(spare, member)
+		member = spare
+	}
+	first := kube.shard.AddSpare("workers")
+	node := join(first, false)
+	kube.eventually("the Node of the spare is cordoned without a taint", is(node, true))
+	kube.mustSucceed(kube.client.Patch(kube.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"unschedulable":null}}`))))
+	kube.eventually("it is cordoned again", is(node, true))
+	promote(first)
+	kube.eventually("the Node of the member is uncordoned", is(node, false))
+	kube.awaitEvent(node, v1beta1.SparePromotedReason, "Normal instance "+first+" was a spare")
+
+	byPerson := kube.shard.AddSpare("workers")
+	node = join(byPerson, true)
+	kube.eventually("a Node that a person has cordoned loses its taint", is(node, true))
+	promote(byPerson)
+	missed, late := kube.shard.AddSpare("workers"), kube.shard.AddSpare("workers")
+	missedNode := join(missed, false)
+	kube.eventually("cordoned", is(missedNode, true))
+	if !is(node, true)() {
+		kube.Error("the operator removed the cordon of a person")
+	}
+
+	// While no operator runs, a spare becomes a member. Another one becomes a member before it has a Node.
+	kube.stop()
+	promote(missed)
+	member, _ = kube.instance()
+	promote(late)
+	lateNode := join(late, false)
+	if !is(missedNode, true)() {
+		kube.Error("a stopped operator changed a Node")
+	}
+	kube.start()
+	kube.eventually("the Node of a spare whose promotion the operator missed", is(missedNode, false))
+	kube.eventually("a Node that is late", is(lateNode, false))
+
+	// A spare becomes a member, and is to be deleted at the same time.
+	short := kube.shard.AddSpare("workers")
+	node = join(short, false)
+	kube.eventually("cordoned", is(node, true))
+	kube.addBudget("short-web")
+	kube.mustSucceed(kube.client.Create(kube.Context(), podOn("short-web")(node)))
+	kube.shard.HoldDrains()
+	promote(short)
+	kube.shard.Drain(short, "spot", time.Now().Add(time.Hour))
+	kube.eventually("the drain takes over the cordon", func() bool {
+		_, ours := kube.node(node).Annotations[v1beta1.SpareCordonAnnotation]
+		return !ours
+	})
+	kube.eventually("cordoned by the drain", is(node, true))
+
+	gone := kube.shard.AddSpare("workers")
+	node = join(gone, false)
+	kube.eventually("cordoned", is(node, true))
+	kube.shard.Drain(gone, "too many spares", time.Now().Add(time.Hour))
+	kube.eventually("acknowledged", kube.hasAcknowledged(gone))
+	kube.eventually("the Node of a deleted spare is removed", func() bool { return kube.node(node) == nil })
 }

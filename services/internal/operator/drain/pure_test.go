@@ -2,13 +2,13 @@ package drain
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -35,12 +35,12 @@ func nodeOf(name, providerID, mark string, change ...func(*corev1.Node)) *corev1
 }
 
 func TestPlanNodes(t *testing.T) {
-	live := map[string]key{"p:live": {"a", idA}}
+	live := map[string]instance{"p:live": {key{"a", idA}, &nstancev1.InstanceStatus{State: "registered"}}}
 	dead := map[string]key{"p:dead": {"a", idB}, "p:dead-silent": {"b", idB}, "p:live": {"a", idB}}
 	synced := map[string]bool{"a": true, "b": false}
 	for name, c := range map[string]struct {
 		node *corev1.Node
-		mark *key
+		mark *key // always that of "p:live"
 		ask  *key
 	}{
 		"of a live instance":                         {nodeOf("n", "p:live", ""), &key{"a", idA}, nil},
@@ -61,15 +61,15 @@ func TestPlanNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planNodes([]*corev1.Node{c.node}, live, dead, synced)
-			wantMark, wantAsk := map[string]key{}, map[string]map[key][]*corev1.Node{}
+			want := nodePlan{ask: map[string]map[key][]*corev1.Node{}}
 			if c.mark != nil {
-				wantMark["n"] = *c.mark
+				want.change = []nodeChange{{node: c.node, of: live["p:live"], mark: true}}
 			}
 			if c.ask != nil {
-				wantAsk[c.ask.shard] = map[key][]*corev1.Node{*c.ask: {c.node}}
+				want.ask[c.ask.shard] = map[key][]*corev1.Node{*c.ask: {c.node}}
 			}
-			if diff := cmp.Diff(nodePlan{wantMark, wantAsk}, p, cmp.AllowUnexported(nodePlan{}, key{})); diff != "" {
-				t.Error(diff)
+			if !reflect.DeepEqual(want, p) {
+				t.Errorf("%+v, want %+v", p, want)
 			}
 		})
 	}

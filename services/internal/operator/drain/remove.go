@@ -2,7 +2,7 @@ package drain
 
 import (
 	"context"
-	"encoding/json"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -10,7 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,9 +22,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// This file removes the Nodes of instances that are gone. The operator annotates the Node of each existing instance
-// with the instance's ID. Once the instance is gone, the annotation shows which instance the Node belonged to, even
-// after a restart of the operator.
+// This file annotates Nodes, and removes the Nodes of instances that are gone. The operator annotates the Node of each
+// existing instance with the instance's ID. Once the instance is gone, the annotation shows which instance the Node
+// belonged to, even after a restart of the operator.
 
 // nodeRemover contains the state of the removal of Nodes. The state is only in memory: if it is lost, the operator
 // makes a few additional calls.
@@ -51,41 +53,57 @@ func (r *nodeRemover) recordChange(change shards.Change) {
 	r.changed[key{change.Shard, change.Instance}] = true
 }
 
-// nodeChanges returns a handler that wakes the removal loop for new and changed Nodes.
+// nodeChanges returns a handler that wakes the loop of updates for new and changed Nodes.
 func (c *coordinator) nodeChanges() toolscache.ResourceEventHandler {
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { wake(c.removals) },
+		AddFunc: func(any) { wake(c.nodeUpdates) },
 		UpdateFunc: func(before, after any) {
 			a, aOK := before.(*corev1.Node)
 			b, bOK := after.(*corev1.Node)
-			if !aOK || !bOK || a.Spec.ProviderID != b.Spec.ProviderID ||
-				a.Annotations[v1beta1.InstanceAnnotation] != b.Annotations[v1beta1.InstanceAnnotation] {
-				wake(c.removals)
+			if !aOK || !bOK || !equality.Semantic.DeepEqual(a.Spec, b.Spec) ||
+				!maps.Equal(a.Annotations, b.Annotations) {
+				wake(c.nodeUpdates)
 			}
 		},
 	}
 }
 
-// nodePlan lists the Nodes to annotate. For each shard, it also lists the instances about which the leader must be
+// instance is an instance of a mirror.
+type instance struct {
+	key
+	status *nstancev1.InstanceStatus
+}
+
+// nodeChange is a change of the Node of an instance.
+type nodeChange struct {
+	node *corev1.Node
+	of   instance
+	// mark: the annotation with the instance's ID is missing or wrong.
+	mark  bool
+	spare spareChange
+}
+
+// nodePlan lists the changes of Nodes. For each shard, it also lists the instances about which the leader must be
 // asked, because their Nodes may have to be removed.
 type nodePlan struct {
-	mark map[string]key // by the Node's name
-	ask  map[string]map[key][]*corev1.Node
+	change []nodeChange
+	ask    map[string]map[key][]*corev1.Node
 }
 
 // planNodes compares Nodes and instances. live and dead map provider IDs to instances: live has the instances in the
 // mirrors, and dead has those that were reported as deleted. synced has the shards that are reachable and synced.
-func planNodes(nodes []*corev1.Node, live, dead map[string]key, synced map[string]bool) nodePlan {
-	p := nodePlan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
+func planNodes(nodes []*corev1.Node, live map[string]instance, dead map[string]key, synced map[string]bool) nodePlan {
+	p := nodePlan{ask: map[string]map[key][]*corev1.Node{}}
 	for _, node := range nodes {
 		id := node.Spec.ProviderID
 		if id == "" || !node.DeletionTimestamp.IsZero() {
 			continue
 		}
 		marked, isMarked := parseMark(node.Annotations[v1beta1.InstanceAnnotation])
-		if k, ok := live[id]; ok {
-			if !isMarked || marked != k {
-				p.mark[node.Name] = k
+		if i, ok := live[id]; ok {
+			change := nodeChange{node, i, !isMarked || marked != i.key, decideSpare(node, i.status)}
+			if change.mark || change.spare != noChange {
+				p.change = append(p.change, change)
 			}
 			continue
 		}
@@ -116,8 +134,9 @@ func parseMark(s string) (key, bool) {
 	return key{shard, instance}, true
 }
 
-// removeNodes annotates the Nodes of instances and removes the Nodes of instances that are gone.
-func (c *coordinator) removeNodes(ctx context.Context) {
+// updateNodes annotates the Nodes of instances, keeps pods off those of spares, and removes the Nodes of instances that
+// are gone.
+func (c *coordinator) updateNodes(ctx context.Context) {
 	var list corev1.NodeList
 	if err := c.nodes.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		c.Log.Warn("failed to list Nodes", "error", err)
@@ -129,8 +148,8 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 	}
 	live, dead, synced := c.readMirrors()
 	p := planNodes(nodes, live, dead, synced)
-	for name, k := range p.mark {
-		c.mark(ctx, name, k)
+	for _, change := range p.change {
+		c.changeNode(ctx, change)
 	}
 	for shard, of := range p.ask {
 		if !c.remover.startQuery(shard) {
@@ -146,14 +165,14 @@ func (c *coordinator) removeNodes(ctx context.Context) {
 }
 
 // readMirrors returns the instances of the mirrors, as planNodes needs them.
-func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[string]bool) {
-	live, dead, synced = map[string]key{}, map[string]key{}, map[string]bool{}
+func (c *coordinator) readMirrors() (live map[string]instance, dead map[string]key, synced map[string]bool) {
+	live, dead, synced = map[string]instance{}, map[string]key{}, map[string]bool{}
 	for _, shard := range c.Shards.All() {
 		id := shard.ID()
 		synced[id] = shard.State().Answers()
 		for _, i := range shard.Instances("") {
 			if p := i.GetProviderId(); p != "" {
-				live[p] = key{id, i.GetInstanceId()}
+				live[p] = instance{key{id, i.GetInstanceId()}, i}
 			}
 		}
 	}
@@ -217,17 +236,31 @@ func (r *nodeRemover) allowQuery(k key) {
 	delete(r.queried, k)
 }
 
-func (c *coordinator) mark(ctx context.Context, name string, k key) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]string{v1beta1.InstanceAnnotation: k.shard + "/" + k.instance}}})
-	if err != nil {
-		return // not possible: strings can always be encoded
+// changeNode writes a change of a Node. If that fails, the loop runs again.
+func (c *coordinator) changeNode(ctx context.Context, change nodeChange) {
+	k, after, patch := change.of.key, change.node.DeepCopy(), client.MergeFrom(change.node)
+	if change.mark {
+		metav1.SetMetaDataAnnotation(&after.ObjectMeta, v1beta1.InstanceAnnotation, k.shard+"/"+k.instance)
 	}
-	node := &corev1.Node{}
-	node.Name = name
-	if err := c.nodes.Patch(ctx, node, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(
-		err) != nil && ctx.Err() == nil {
-		c.Log.Warn("failed to annotate Node", "node", name, "shard", k.shard, "instance", k.instance, "error", err)
+	if change.spare != noChange {
+		change.spare.apply(after)
+		// Another client may change the taints, and the drain may have begun.
+		patch = client.MergeFromWithOptions(change.node, client.MergeFromWithOptimisticLock{})
+	}
+	uncordoned := change.node.Spec.Unschedulable && !after.Spec.Unschedulable
+	switch err := c.nodes.Patch(ctx, after, patch); {
+	case apierrors.IsConflict(err):
+		wake(c.nodeUpdates)
+	case client.IgnoreNotFound(err) != nil && ctx.Err() == nil:
+		c.Log.Warn("failed to change Node", "node", change.node.Name, "shard", k.shard, "instance", k.instance,
+			"error", err)
+		time.AfterFunc(retry, func() { wake(c.nodeUpdates) })
+	case err == nil && uncordoned:
+		c.Log.Info("uncordoned the Node of a spare that is a member now", "node", after.Name, "shard", k.shard,
+			"instance", k.instance)
+		c.recorder.Eventf(after, nil, corev1.EventTypeNormal, v1beta1.SparePromotedReason, "Uncordon",
+			"instance %s was a spare, and is a member of group %s now: uncordoned", k.instance,
+			change.of.status.GetGroup())
 	}
 }
 

@@ -133,9 +133,8 @@ func decideCall(in groupInput) shardCall {
 func settingsOf(g *nstancev1.GroupStatus) string { return g.GetSpecJson() + "\n" + g.GetMergedJson() }
 
 const (
-	// These are the reasons for refusing a spec.config that has a size, spares or scaling.
+	// These are the reasons for refusing a spec.config that has a size or scaling.
 	sizeRefused    = "config.size: the replicas of the MachinePool set the size: remove it"
-	sparesRefused  = "config.spares: not possible for groups of a MachinePool: remove it"
 	scalingRefused = "config.scaling: the MachinePool sets the size: remove it, and scale the MachinePool"
 )
 
@@ -148,9 +147,6 @@ func refusedSetting(group *v1beta1.NstanceShardGroup) string {
 	}
 	if config["scaling"] != nil {
 		return scalingRefused
-	}
-	if config["spares"] != nil {
-		return sparesRefused
 	}
 	return ""
 }
@@ -229,6 +225,7 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 	} else if in.configured && in.state.Synced {
 		plan.group.Status.ActualSize, plan.group.Status.Healthy, plan.group.Status.ProviderIDs = ptr.To(int32(0)),
 			ptr.To(int32(0)), nil
+		plan.group.Status.Spares = nil
 	}
 	switch {
 	case deleting:
@@ -267,7 +264,7 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 		refusal = statusMessage(did.err)
 	}
 	message := fmt.Sprintf("shard %s refused the group: %s", in.group.Spec.Shard, refusal)
-	if refusal == sizeRefused || refusal == scalingRefused || refusal == sparesRefused {
+	if refusal == sizeRefused || refusal == scalingRefused {
 		message = refusal
 	}
 	switch {
@@ -368,15 +365,21 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 	s := &plan.group.Status
 	s.IsStatic = known.GetIsStatic()
 	s.ActualSize, s.Healthy = ptr.To(toInt32(known.GetActualSize())), ptr.To(toInt32(known.GetHealthy()))
+	s.Spares = nil
+	if n := known.GetSpares(); n != nil {
+		s.Spares = &v1beta1.SparesStatus{Count: ptr.To(toInt32(n.GetCount())),
+			Actual: ptr.To(toInt32(n.GetActual())), Ready: ptr.To(toInt32(n.GetReady()))}
+	}
 	if config := mergedConfig(known); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
 	s.Capacity = capacity
 	// Include the provider IDs of instances that are being deleted. If the ID of such an instance were missing, Cluster
-	// API would delete its Node, but the Node must be drained first.
+	// API would delete its Node, but the Node must be drained first. A spare is no replica: its ID follows once it is a
+	// member.
 	var ids []string
 	for _, i := range instances {
-		if i.GetProviderId() != "" && !i.GetOnDemand() {
+		if i.GetProviderId() != "" && !i.GetOnDemand() && !i.GetSpare() {
 			ids = append(ids, i.GetProviderId())
 		}
 	}

@@ -175,11 +175,12 @@ func machineLabels(cluster string, group *v1beta1.NstanceShardGroup, machinePool
 }
 
 // missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances, because
-// each of them is created for an existing machine.
+// each of them is created for an existing machine. It also leaves out spares: Cluster API and the cluster autoscaler
+// would count their Machines as replicas.
 func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
 	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {
-		if !i.GetOnDemand() && i.GetState() != "deleted" && !there[i.GetInstanceId()] {
+		if !i.GetOnDemand() && !i.GetSpare() && i.GetState() != "deleted" && !there[i.GetInstanceId()] {
 			missing = append(missing, i)
 		}
 	}

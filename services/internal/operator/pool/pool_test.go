@@ -99,6 +99,68 @@ func TestImportAndScale(t *testing.T) {
 	}
 }
 
+// TestSpares checks that spares are no replicas: they get no machines and no provider IDs until they are members.
+func TestSpares(t *testing.T) {
+	op := newSimulatedOperator(t, "a", "b")
+	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
+		Config: jsonOf(`{"template":"worker","spares":{"count":1,"max_age":"24h"}}`)})
+	op.settle()
+	shard := op.shards.Of("a")
+	g, _ := shard.Group("web")
+	if settings := config.ReadSettings(g.GetMergedJson()); settings.Spares == nil || settings.Spares.Count != 1 {
+		t.Fatalf("the shard has the settings %s", g.GetMergedJson())
+	}
+	check := func(when string, actual, ready int32, members ...string) {
+		t.Helper()
+		op.settle()
+		pool, g := op.pool("web"), op.group("web--a")
+		if *pool.Status.Replicas != 4 || *pool.Status.ReadyReplicas != 4 || len(pool.Spec.ProviderIDList) != 4 ||
+			condition(pool.Status.Conditions, "Ready") != "True Ready" {
+			t.Errorf("%s: %+v %v", when, pool.Status, pool.Spec.ProviderIDList)
+		}
+		for count, got := range map[int32]*v1beta1.SparesStatus{1: g.Status.Spares, 2: pool.Status.Spares} {
+			want := &v1beta1.SparesStatus{Count: &count, Actual: &actual, Ready: &ready}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: %s", when, diff)
+			}
+		}
+		var machines []string
+		for _, m := range op.allMachines() {
+			if m.Spec.Shard == "a" {
+				machines = append(machines, m.Name)
+			}
+		}
+		if slices.Sort(machines); !slices.Equal(machines, members) {
+			t.Errorf("%s: machines %v, want %v", when, machines, members)
+		}
+	}
+	members := slices.Clone(g.GetInstanceIds())
+	check("without spares", 0, 0, members...)
+	spare := shard.AddSpare("web")
+	check("with a spare", 1, 1, members...)
+	shard.Change(spare, func(i *nstancev1.InstanceStatus) { i.Health = "unhealthy" })
+	check("with an unhealthy spare", 1, 0, members...)
+	shard.Change(spare, func(i *nstancev1.InstanceStatus) { i.Health = "healthy" })
+	shard.Promote(spare, members[0])
+	check("with the spare as a member", 0, 0, append(members, spare)...)
+}
+
+// TestImportSpares imports a static group with spares. Its pool accepts other sizes.
+func TestImportSpares(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	g := staticGroup("web", 2)
+	g.MergedJson = `{"template":"worker","instance_type":"m5.large","spares":{"count":1}}`
+	op.shards.Of("a").SetGroup(g)
+	op.shards.Of("a").AddSpare("web")
+	op.settle()
+	op.scale("web", 3)
+	op.settle()
+	if got := op.group("web--a").Status; condition(got.Conditions, "Ready") != "True Ready" ||
+		*got.ActualSize != 3 || *got.Spares.Actual != 1 || len(op.allMachines()) != 3 {
+		t.Errorf("%+v, %d machines", got, len(op.allMachines()))
+	}
+}
+
 // TestImportWaitsForAllShards checks that no group is imported while a shard is missing: the sum of the replicas would
 // be wrong.
 func TestImportWaitsForAllShards(t *testing.T) {

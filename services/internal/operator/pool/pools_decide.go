@@ -296,6 +296,7 @@ func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare
 // was removed from the pool counts as long as it has instances.
 func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	var replicas, ready int32
+	var spares *v1beta1.SparesStatus
 	ids := []string(nil)
 	reported, all, static := false, true, false
 	for _, g := range groups {
@@ -307,6 +308,7 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 		}
 		replicas += ptr.Deref(g.Status.ActualSize, 0)
 		ready += ptr.Deref(g.Status.Healthy, 0)
+		spares = addSpares(spares, g.Status.Spares)
 		ids = append(ids, g.Status.ProviderIDs...)
 		static = static || g.Status.IsStatic
 	}
@@ -321,8 +323,19 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	pool.Spec.ProviderIDList = ids[:min(len(ids), maxProviderIDs)]
 	if reported || len(groups) == 0 && pool.Status.Replicas != nil {
 		pool.Status.Replicas, pool.Status.ReadyReplicas = ptr.To(replicas), ptr.To(ready)
+		pool.Status.Spares = spares
 		pool.Status.IsStatic = static
 	}
+}
+
+// addSpares adds up two numbers of spares, of which each may be nil.
+func addSpares(a, b *v1beta1.SparesStatus) *v1beta1.SparesStatus {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	sum := func(a, b *int32) *int32 { return ptr.To(ptr.Deref(a, 0) + ptr.Deref(b, 0)) }
+	return &v1beta1.SparesStatus{Count: sum(a.Count, b.Count), Actual: sum(a.Actual, b.Actual),
+		Ready: sum(a.Ready, b.Ready)}
 }
 
 // setReadiness sets the Ready and ShardsReachable conditions. Once a shard has accepted the pool, setReadiness also

@@ -152,6 +152,34 @@ func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
 	s.set.notifyAll(changes...)
 }
 
+// AddSpare adds a warm spare to a group, and returns its ID.
+func (s *Shard) AddSpare(group string) string {
+	s.mu.Lock()
+	g, id := s.groups[group], s.newID()
+	i := s.newInstance(id, g, "")
+	i.Spare = true
+	s.instances[id] = i
+	changes := append(s.reconcile(g), s.instanceChanged(i))
+	s.mu.Unlock()
+	s.set.notifyAll(changes...)
+	return id
+}
+
+// Promote kills a member of a group, and makes a spare a member in its place.
+func (s *Shard) Promote(spare, member string) {
+	s.mu.Lock()
+	for id, change := range map[string]func(*nstancev1.InstanceStatus){member: markDeleted,
+		spare: func(i *nstancev1.InstanceStatus) { i.Spare, i.PromotedAt = false, timestamppb.New(Start) }} {
+		i := proto.CloneOf(s.instances[id])
+		change(i)
+		s.instances[id] = i
+	}
+	changes := append(s.reconcileOf(s.instances[spare]), s.instanceChanged(s.instances[spare]),
+		s.instanceChanged(s.instances[member]))
+	s.mu.Unlock()
+	s.set.notifyAll(changes...)
+}
+
 // Drain marks an instance as being deleted. The deletion waits for the drain of its node.
 func (s *Shard) Drain(id, reason string, deadline time.Time) {
 	s.mu.Lock()
@@ -219,6 +247,7 @@ func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 	}
 	next := proto.CloneOf(g)
 	next.ActualSize, next.Healthy, next.ProviderIds, next.InstanceIds = uint32(len(live)), 0, nil, nil
+	next.Spares = s.spares(g)
 	for _, id := range live {
 		i := s.instances[id]
 		next.InstanceIds = append(next.InstanceIds, id)
@@ -237,6 +266,26 @@ func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 	return append(changes, shards.Change{Shard: s.id, Kind: shards.GroupChanged, Group: g.GetGroup()})
 }
 
+// spares counts the spares of a group. It returns nil if the group has and wants none.
+func (s *Shard) spares(g *nstancev1.GroupStatus) *nstancev1.GroupSpares {
+	out := &nstancev1.GroupSpares{}
+	if settings := config.ReadSettings(g.GetMergedJson()); settings.Spares != nil {
+		out.Count = uint32(settings.Spares.Count)
+	}
+	for _, i := range s.instances {
+		if i.GetGroup() == g.GetGroup() && i.GetSpare() && i.GetState() != "deleting" && i.GetState() != "deleted" {
+			out.Actual++
+			if i.GetHealth() == "healthy" {
+				out.Ready++
+			}
+		}
+	}
+	if out.Count+out.Actual == 0 {
+		return nil
+	}
+	return out
+}
+
 // hasInstances reports whether a group still has instances that are not deleted.
 func (s *Shard) hasInstances(group string) bool {
 	for _, i := range s.instances {
@@ -249,7 +298,8 @@ func (s *Shard) hasInstances(group string) bool {
 
 func (s *Shard) liveInstances(group string) (ids []string) {
 	for id, i := range s.instances {
-		if i.GetGroup() == group && !i.GetOnDemand() && i.GetState() != "deleting" && i.GetState() != "deleted" {
+		if i.GetGroup() == group && !i.GetOnDemand() && !i.GetSpare() && i.GetState() != "deleting" &&
+			i.GetState() != "deleted" {
 			ids = append(ids, id)
 		}
 	}
