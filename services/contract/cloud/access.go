@@ -8,7 +8,18 @@ type Access struct {
 	Profile string
 	// AssumeRole is a role that the credentials assume. Optional.
 	AssumeRole Role
+	// Federation is a way from a role of another cloud to a service account. Optional.
+	Federation Federation
 }
 
 // Role is a role of an account in a cloud.
-type Role struct{ ARN, ExternalID, SessionName string }
+type Role struct {
+	ARN, ExternalID, SessionName string
+	// WithToken means that the role is assumed with the identity token of the VM on which the program runs, which is in
+	// another cloud. The token's audience is the ARN of the role.
+	WithToken bool
+}
+
+// Federation names the provider of a workload identity pool that trusts an account of another cloud, and the service
+// account that a role of that account may impersonate.
+type Federation struct{ PoolProvider, ServiceAccount string }

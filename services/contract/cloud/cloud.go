@@ -41,6 +41,8 @@ type Block struct {
 	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify an
 	// agent's proof. If it is false, the cloud publishes the keys that verify the proof.
 	AttestationCertificates bool
+	// IdentityTokens reports whether VMs get identity tokens with which they can assume roles of another cloud.
+	IdentityTokens bool
 	// Creates is the rate at which the cloud accepts calls that create VMs, as it documents it. It is zero if one call
 	// cannot create several VMs.
 	Creates Rate
@@ -54,6 +56,10 @@ type Block struct {
 	// LoadBalancer is the zero value of the struct type with the cloud's own fields of a load balancer. The type may
 	// have no fields. The package cloud/all embeds it. LoadBalancer is nil if the cloud has no load balancers.
 	LoadBalancer any
+
+	// Identity is the zero value of the struct type with the fields of cluster.storage.identity for the cloud's object
+	// stores. The package cloud/all embeds it. Identity is nil if the cloud has no object stores.
+	Identity any
 
 	// CheckZone checks that a zone is in a region. The paths in its problems are relative to server.provider.
 	CheckZone func(region, zone string) []Problem
@@ -75,10 +81,10 @@ type Block struct {
 	SecretsStores []SecretsStore
 }
 
-// Checker adds rules for the fields of a struct in [Block.LeaderNetwork] or [Block.LoadBalancer]. Check is called only
-// for objects of the cloud whose Block has the struct. Other code checks that required fields are set.
+// Checker adds rules for the fields of a struct in [Block.LeaderNetwork], [Block.LoadBalancer] or [Block.Identity].
+// Check is called only for objects of the cloud whose Block has the struct. Other code checks that required fields are set.
 type Checker interface {
-	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for a load balancer.
+	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for other objects.
 	Check(kind string) []Problem
 }
 

@@ -28,7 +28,7 @@ func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 		at, value := ChildPath(path, f.name), f.in(v)
 		switch {
 		case f.cloud != provider && !isZero(value):
-			c.add(at, "is for provider %s only", f.cloud)
+			c.add(at, "is for provider %s only", providerOf(f.cloud, path))
 		case f.cloud == provider && f.cloudRequired && isZero(value):
 			c.add(at, "is required for provider %s", provider)
 		}
@@ -44,6 +44,14 @@ func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 			c.cloud(path, checker.Check(kind))
 		}
 	}
+}
+
+// providerOf returns the value of the field "provider" that makes the object at path belong to a cloud.
+func providerOf(name, path string) string {
+	if path == identityPath {
+		return storesOf(name)
+	}
+	return name
 }
 
 // args checks the arguments at path by the rules of the shard's provider.

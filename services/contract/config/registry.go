@@ -113,6 +113,10 @@ func secretsStoreOf(name string) cloud.SecretsStore {
 	return cloud.SecretsStore{}
 }
 
+// HasIdentityTokens reports whether VMs of a cloud get identity tokens with which they can assume roles of another
+// cloud.
+func HasIdentityTokens(name string) bool { return blockOf(name).IdentityTokens }
+
 // SecretsStoresWithProject returns the kinds of secrets store that accept a project_id.
 func SecretsStoresWithProject() []string {
 	return namesOf(secretsStores(), func(s cloud.SecretsStore) string {
@@ -132,6 +136,23 @@ func RegionVariable(storeName string) string {
 		}
 	}
 	return ""
+}
+
+// cloudOfStore returns the name of the cloud that has a kind of object store, or "" for a store without a cloud.
+func cloudOfStore(name string) string {
+	for _, block := range all.Blocks() {
+		for _, store := range block.ObjectStores {
+			if store.Name == name {
+				return block.Name
+			}
+		}
+	}
+	return ""
+}
+
+// storesOf returns the kinds of object store that a cloud has, as a text.
+func storesOf(name string) string {
+	return strings.Join(namesOf(blockOf(name).ObjectStores, func(s cloud.ObjectStore) string { return s.Name }), ", ")
 }
 
 // storesWithEndpoint returns the kinds of object store that accept an endpoint URL.
@@ -158,8 +179,8 @@ func blockOf(name string) cloud.Block {
 // cloudOf returns the name of the cloud that the struct type typ belongs to, or "". Config types embed such structs.
 func cloudOf(typ reflect.Type) string {
 	for _, block := range all.Blocks() {
-		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)},
-			typ) {
+		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer),
+			reflect.TypeOf(block.Identity)}, typ) {
 			return block.Name
 		}
 	}

@@ -68,6 +68,15 @@ type Storage struct {
 	Prefix string `json:"prefix,omitempty" support:"plain"`
 	// URL of an S3-compatible store.
 	Endpoint string `json:"endpoint,omitempty" support:"origin"`
+	// How the servers of another cloud get credentials for the bucket, without a stored key. The servers use the same
+	// credentials for secrets and encryption keys in the bucket's cloud. Default: the servers' own credentials.
+	Identity *Identity `json:"identity,omitempty"`
+}
+
+// Identity is the identity that the servers of another cloud take on in the cloud of the cluster's bucket.
+type Identity struct {
+	// The clouds' own fields.
+	all.Identity
 }
 
 // Secrets configures the store of the cluster's secrets and, for object storage, the keys that seal them.

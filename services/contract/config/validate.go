@@ -57,6 +57,7 @@ func (c *checker) cluster() {
 					[]string{"cluster.storage.provider"}
 			}
 		}
+		c.identity(*st)
 	}
 	const at = "cluster.secrets"
 	// Names of parameters that have slashes begin with one.
@@ -78,6 +79,23 @@ func (c *checker) cluster() {
 		if slices.Contains(cl.Secrets.OldEncryptionKeys[:i], old) {
 			c.add(path, "is there twice")
 		}
+	}
+}
+
+const identityPath = "cluster.storage.identity"
+
+// identity checks how the servers get credentials for the cluster's bucket.
+func (c *checker) identity(st Storage) {
+	if st.Identity == nil {
+		return
+	}
+	if cloud := cloudOfStore(st.Provider); cloud != "" {
+		c.cloudFields(reflect.ValueOf(*st.Identity), identityPath, cloud, "")
+	} else if st.Provider == FileStore {
+		c.add(identityPath, "is not for provider %s", st.Provider).depends = []string{"cluster.storage.provider"}
+	}
+	if st.Identity.RoleARN != "" && st.Region == "" && RegionVariable(st.Provider) != "" {
+		c.add("cluster.storage.region", "is required with identity.role_arn").hint = "the region of the bucket"
 	}
 }
 

@@ -90,6 +90,27 @@ func TestValidate(t *testing.T) {
 			swap(`"id": "example",`,
 				`"id": "example", "storage": {"provider": "file", "bucket": "b", "endpoint": @"http://x"},`), []string{
 				`cluster.storage.endpoint: is for provider s3 only`}},
+		{"identity of a role", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "s3", "bucket": "b-1",
+			"region": "us-west-2", "identity": {"role_arn": "arn:aws:iam::123456789012:role/path/nstance"}},`), nil},
+		{"identity of a pool", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "gcs", "bucket": "b-1",
+			"identity": {"service_account": "nstance@p-1.iam.gserviceaccount.com", "pool_provider":
+			"projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws1"}},`), nil},
+		{"wrong role", swap(`"id": "example",`, `"id": "example", "storage": @{"provider": "s3", "bucket": "b-1",
+			"identity": {"role_arn": @"nstance", "pool_provider": @"p"}},`), []string{
+			`cluster.storage.region: is required with identity.role_arn (the region of the bucket)`,
+			`cluster.storage.identity.role_arn: "nstance" is not the ARN of a role (such as arn:aws:iam::123456789012:role/nstance)`,
+			`cluster.storage.identity.pool_provider: is for provider gcs only`}},
+		{"no role", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "s3", "bucket": "b-1",
+			"identity": @{}},`), []string{
+			`cluster.storage.identity: has neither role_arn nor profile (leave identity out to use the servers' own AWS credentials)`}},
+		{"wrong pool", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "gcs", "bucket": "b-1",
+			"identity": @{"service_account": @"nstance", "role_arn": @"arn:aws:iam::123456789012:role/r"}},`), []string{
+			`cluster.storage.identity.pool_provider: "" is not the name of a provider of a workload identity pool (such as projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws, with the number of the project)`,
+			`cluster.storage.identity.service_account: "nstance" is not the email of a service account (such as nstance@my-project.iam.gserviceaccount.com)`,
+			`cluster.storage.identity.role_arn: is for provider s3 only`}},
+		{"identity of a directory", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "file",
+			"bucket": "b", "identity": @{"profile": "p"}},`), []string{
+			`cluster.storage.identity: is not for provider file`}},
 		{"no encryption key", swap(`"secrets": {"encryption_key": {"provider": "env"}}`, `"secrets": @{}`), []string{
 			`cluster.secrets.encryption_key: is required: secrets in object storage are always sealed ({"provider": "env"} reads it from NSTANCE_ENCRYPTION_KEY)`}},
 		{"no encryption key needed", swap(`{"encryption_key": {"provider": "env"}}`,

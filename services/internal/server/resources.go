@@ -144,9 +144,11 @@ func interfaceID(text string) string {
 // secrets, in which the CA of a cluster in use is missing.
 func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied bool, r *resources) error {
 	cluster := s.documents
-	if at := shard.Cluster.Storage; at != nil {
-		store, err := open.Open(ctx, objstore.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
-			Prefix: at.Prefix, Endpoint: at.Endpoint})
+	var access cloud.Access
+	if shard.Cluster.Storage != nil {
+		var at objstore.Location
+		at, access = clusterBucket(shard)
+		store, err := open.Open(ctx, at)
 		if err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
@@ -159,7 +161,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied b
 	}
 	sources := s.cfg.KeySources
 	if sources == nil {
-		sources = keysources.Sources(cloud.Access{})
+		sources = keysources.Sources(access)
 	}
 	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
 	if err != nil {
@@ -174,7 +176,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied b
 		return err
 	}
 	if r.secrets, err = secrets.Open(ctx, shard.Cluster.Secrets, secretstore.Options{Bucket: cluster,
-		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader, Marks: r.marks}); err != nil {
+		Cluster: shard.Cluster.ID, Ring: ring, Rand: rand.Reader, Marks: r.marks, Access: access}); err != nil {
 		return fmt.Errorf("cluster.secrets.provider: %w", err)
 	}
 	r.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
@@ -183,6 +185,25 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied b
 		return fmt.Errorf("read the cluster's CA: %w", err)
 	}
 	return nil
+}
+
+// clusterBucket returns the location of the cluster's bucket. If the servers take on an identity in the bucket's cloud,
+// access is for the secrets and encryption keys that are in this cloud.
+func clusterBucket(shard *config.Shard) (at objstore.Location, access cloud.Access) {
+	storage := shard.Cluster.Storage
+	at = objstore.Location{Provider: storage.Provider, Bucket: storage.Bucket, Region: storage.Region,
+		Prefix: storage.Prefix, Endpoint: storage.Endpoint}
+	if storage.Identity == nil {
+		return at, access
+	}
+	identity := storage.Identity
+	at.Profile = identity.Profile
+	if identity.RoleARN != "" {
+		at.AssumeRole = cloud.Role{ARN: identity.RoleARN, SessionName: "nstance-" + shard.Server.Shard,
+			WithToken: config.HasIdentityTokens(shard.Server.Provider.Kind)}
+	}
+	at.Federation = cloud.Federation{PoolProvider: identity.PoolProvider, ServiceAccount: identity.ServiceAccount}
+	return at, open.Access(at)
 }
 
 // readMarks raises each mark to the version that the lock contains for it. So the server refuses objects that were

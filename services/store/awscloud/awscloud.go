@@ -7,6 +7,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/url"
+	"time"
+
+	"cloud.google.com/go/compute/metadata"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -27,6 +31,13 @@ func Load(ctx context.Context, access cloud.Access, options ...func(*config.Load
 	if role := access.AssumeRole; role.ARN != "" {
 		// STS has an endpoint in each region. Any region will do where an S3 server ignores the region.
 		client := sts.NewFromConfig(cfg, func(o *sts.Options) { o.Region = cmp.Or(o.Region, "us-east-1") })
+		if role.WithToken {
+			cfg.Credentials = aws.NewCredentialsCache(stscreds.NewWebIdentityRoleProvider(client, role.ARN,
+				googleIdentity{role.ARN}, func(o *stscreds.WebIdentityRoleOptions) {
+					o.RoleSessionName = role.SessionName
+				}))
+			return cfg, nil
+		}
 		cfg.Credentials = aws.NewCredentialsCache(stscreds.NewAssumeRoleProvider(client, role.ARN,
 			func(o *stscreds.AssumeRoleOptions) {
 				o.RoleSessionName = role.SessionName
@@ -36,4 +47,23 @@ func Load(ctx context.Context, access cloud.Access, options ...func(*config.Load
 			}))
 	}
 	return cfg, nil
+}
+
+// identityTimeout is how long the metadata server may take to return a token.
+const identityTimeout = 10 * time.Second
+
+// googleIdentity gets identity tokens of the Google Cloud VM on which the program runs.
+// https://cloud.google.com/compute/docs/instances/verifying-instance-identity
+type googleIdentity struct{ audience string }
+
+// GetIdentityToken implements [stscreds.IdentityTokenRetriever].
+func (g googleIdentity) GetIdentityToken() ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), identityTimeout)
+	defer cancel()
+	token, err := metadata.GetWithContext(ctx,
+		"instance/service-accounts/default/identity?audience="+url.QueryEscape(g.audience))
+	if err != nil {
+		return nil, fmt.Errorf("get the identity token of this VM from Google's metadata server: %w", err)
+	}
+	return []byte(token), nil
 }

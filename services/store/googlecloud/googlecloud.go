@@ -19,6 +19,8 @@ import (
 	"golang.org/x/oauth2/google"
 	"google.golang.org/api/googleapi"
 	"google.golang.org/api/option"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 )
 
 const (
@@ -42,13 +44,14 @@ type Access struct {
 }
 
 // Open finds the default credentials: a file named by GOOGLE_APPLICATION_CREDENTIALS, those of gcloud, or those of the
-// VM. GOOGLE_CLOUD_PROJECT takes precedence over the project of the credentials.
+// VM. With a federation, Open instead uses the AWS credentials of this machine (see [federate]). GOOGLE_CLOUD_PROJECT
+// takes precedence over the project of the credentials.
 // https://cloud.google.com/docs/authentication/application-default-credentials
-func Open(ctx context.Context) (Access, error) {
+func Open(ctx context.Context, federation cloud.Federation) (Access, error) {
 	// The credentials keep the context for later requests of tokens, so the end of ctx must not cancel them.
-	found, err := google.FindDefaultCredentials(context.WithoutCancel(ctx), scope)
+	found, err := credentials(context.WithoutCancel(ctx), federation)
 	if err != nil {
-		return Access{}, fmt.Errorf("find Google credentials: %w", err)
+		return Access{}, err
 	}
 	base, _ := http.DefaultTransport.(*http.Transport)
 	transport := base.Clone()
@@ -57,6 +60,18 @@ func Open(ctx context.Context) (Access, error) {
 		Client:  &http.Client{Transport: &oauth2.Transport{Source: found.TokenSource, Base: Record(transport)}},
 		Project: cmp.Or(os.Getenv("GOOGLE_CLOUD_PROJECT"), found.ProjectID),
 	}, nil
+}
+
+func credentials(ctx context.Context, federation cloud.Federation) (*google.Credentials, error) {
+	if federation != (cloud.Federation{}) {
+		tokens, err := federate(ctx, federation)
+		return &google.Credentials{TokenSource: tokens}, err
+	}
+	found, err := google.FindDefaultCredentials(ctx, scope)
+	if err != nil {
+		return nil, fmt.Errorf("find Google credentials: %w", err)
+	}
+	return found, nil
 }
 
 // ErrNoProject means that neither the configuration nor the credentials name a project.

@@ -209,6 +209,8 @@ type Location struct {
 	// demand the request.
 	Encrypt  bool
 	KMSKeyID string
+	// Federation gives servers of another cloud access to the bucket. Only some back ends have it. Optional.
+	Federation cloud.Federation
 }
 
 // HasRoles reports whether a field is set that only back ends with [Backend.HasRoles] have.

@@ -2,6 +2,7 @@ package fakeaws
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/autoscaling"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -19,7 +20,12 @@ func (c *Cloud) compose() error {
 	region, now := c.cfg.Region, c.cfg.Now
 	c.iam = iam.New(Account)
 	c.add(c.iam)
-	c.add(sts.Service{})
+	c.add(sts.New(sts.Config{GoogleKeys: c.cfg.GoogleKeys, Role: c.iam.Role,
+		Issue: func(role, session string, length time.Duration) sts.Credentials {
+			made := c.issue(role, session, length)
+			return sts.Credentials{AccessKeyId: made.Access, SecretAccessKey: made.Secret, SessionToken: made.Token,
+				Expiration: wire.Time{Time: made.Expires}}
+		}}))
 	c.add(ssm.New(region, Account))
 	c.add(secretsmanager.New(region, Account, now))
 

@@ -57,7 +57,7 @@ func (c *Cloud) Credentials() (access, secret string) {
 func (c *Cloud) RoleCredentials(role, session string) (access, secret, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.issue(role, session)
+	s := c.issue(role, session, sessionLength)
 	return s.Access, s.Secret, s.Token
 }
 
@@ -81,7 +81,7 @@ func (c *Cloud) profileCredentials(role, instance string) ec2.Credentials {
 	name := [2]string{role, instance}
 	s := c.keys.profiles[name]
 	if c.keys.keys[s.Access].Expires.Sub(c.cfg.Now()) < renewal {
-		s = c.issue(role, instance)
+		s = c.issue(role, instance, sessionLength)
 		c.keys.profiles[name] = s
 	}
 	return s
@@ -90,14 +90,14 @@ func (c *Cloud) profileCredentials(role, instance string) ec2.Credentials {
 var instanceForm = regexp.MustCompile(`^i-[0-9a-f]+$`)
 
 // issue starts a session. The caller holds the lock.
-func (c *Cloud) issue(role, session string) ec2.Credentials {
+func (c *Cloud) issue(role, session string, length time.Duration) ec2.Credentials {
 	p := wire.Principal{ARN: "arn:aws:sts::" + Account + ":assumed-role/" + role + "/" + session, Account: Account,
 		Role: role, Session: session}
 	if instanceForm.MatchString(session) {
 		p.SourceInstance = "arn:aws:ec2:" + c.cfg.Region + ":" + Account + ":instance/" + session
 	}
 	s := ec2.Credentials{Access: "ASIA" + random(10), Secret: random(25), Token: random(120),
-		Expires: c.cfg.Now().Add(sessionLength)}
+		Expires: c.cfg.Now().Add(length)}
 	c.keys.keys[s.Access] = issued{Key: auth.Key{Secret: s.Secret, Token: s.Token, Expires: s.Expires}, principal: p}
 	return s
 }

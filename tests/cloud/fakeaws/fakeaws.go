@@ -47,6 +47,9 @@ type Config struct {
 	HealthEvery time.Duration
 	// ScalingEvery is the time between two checks of Auto Scaling's groups. 0 means Auto Scaling's own default.
 	ScalingEvery time.Duration
+	// GoogleKeys returns the certificates of the keys that sign Google's identity tokens, in PEM, by key ID. Nil means
+	// that no role can be assumed with such a token.
+	GoogleKeys func() (map[string]string, error)
 	// Limits throttles the requests to EC2. Nil means no limits.
 	Limits *rate.Limits
 }

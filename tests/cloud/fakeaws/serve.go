@@ -2,12 +2,14 @@ package fakeaws
 
 import (
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/auth"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/sts"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
@@ -72,7 +74,7 @@ func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error
 		return call, err
 	}
 	if signature == nil {
-		return c.anonymous(call, r)
+		return c.anonymous(w, call, r)
 	}
 	call.Service = signature.Service
 	var body []byte
@@ -100,18 +102,33 @@ func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error
 	return parsed, nil
 }
 
-// anonymous admits a request without a signature. Only S3 serves such requests.
-func (c *Cloud) anonymous(call *wire.Call, r *http.Request) (*wire.Call, error) {
+// anonymous admits a request without a signature. Only S3 serves such requests, and STS if the request contains an
+// identity token.
+func (c *Cloud) anonymous(w http.ResponseWriter, call *wire.Call, r *http.Request) (*wire.Call, error) {
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded") {
+		body, err := wire.ReadBody(w, r)
+		if err != nil {
+			return call, err
+		}
+		parsed, err := wire.Parse("sts", r, body)
+		parsed.Principal, parsed.Region, parsed.Now = wire.Principal{ARN: "*", Account: "anonymous"}, call.Region, call.Now
+		if err == nil && parsed.Action != sts.WithWebIdentity {
+			err = missingToken
+		}
+		return parsed, err
+	}
 	stream, ok := c.streams["s3"]
 	if !ok {
 		call.Service = ""
-		return call, wire.Errorf(http.StatusForbidden, "MissingAuthenticationToken",
-			"Request is missing Authentication Token")
+		return call, missingToken
 	}
 	call.Principal = wire.Principal{ARN: "*", Account: "anonymous"}
 	call.Action = stream.Action(r)
 	return call, nil
 }
+
+var missingToken = wire.Errorf(http.StatusForbidden, "MissingAuthenticationToken",
+	"Request is missing Authentication Token")
 
 func (c *Cloud) authenticate(signature *auth.Signature, r *http.Request, body []byte, now time.Time) (wire.Principal,
 	error) {

@@ -32,7 +32,9 @@ func (c *Cloud) authorize(call *rest.Call) (checks []rest.Check) {
 	}
 	for _, n := range needs {
 		checks = append(checks, rest.Check{Permission: n.permission, Resource: n.Name,
-			Allowed: c.IAM.Allows("serviceAccount:"+call.Identity, n.permission, n.Attributes, n.of)})
+			Allowed: slices.ContainsFunc(c.IAM.Members(call.Identity), func(member string) bool {
+				return c.IAM.Allows(member, n.permission, n.Attributes, n.of)
+			})})
 	}
 	return checks
 }
@@ -45,6 +47,10 @@ func (c *Cloud) needs(call *rest.Call) []need {
 		return c.storageNeeds(call, method)
 	case "secretmanager":
 		return c.secretNeeds(call, method)
+	case "iamcredentials":
+		_, email, _ := strings.Cut(call.Params["name"], "/serviceAccounts/")
+		return []need{{"iam.serviceAccounts.getAccessToken", policy.Attributes{Name: call.Params["name"],
+			Type: "iam.googleapis.com/ServiceAccount"}, c.IAM.PolicyOf(email)}}
 	case "compute":
 		compute.Complete(Project, call.Body)
 		return c.computeNeeds(call)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/federation"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/iam"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/kms"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
@@ -34,6 +35,8 @@ type Cloud struct {
 	Secrets *secretmanager.SecretManager
 	IAM     *iam.IAM
 	KMS     *kms.KMS
+	// AWS is the AWS that the Security Token Service asks about AWS credentials. Nil: there is none.
+	AWS http.Handler
 
 	services map[string]*rest.Server // by the first part of the path
 }
@@ -54,6 +57,7 @@ func New(zones ...string) (*Cloud, error) {
 		{"secretmanager", "secretmanager", c.Secrets.Handlers()}, {"iam", "iam", c.IAM.Handlers()},
 		{"cloudresourcemanager", "cloudresourcemanager", c.IAM.ProjectHandlers()},
 		{"cloudbilling", "cloudbilling", c.IAM.BillingHandlers()}, {"kms", "cloudkms", c.KMS.Handlers()},
+		{"iamcredentials", "iamcredentials", federation.Handlers()},
 	} {
 		server, err := rest.New(s.api, "v1", s.handlers, credentials.Identify)
 		if err != nil {
@@ -95,6 +99,9 @@ func Environment(url string) map[string]string {
 		"GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": url + "/cloudresourcemanager/v1/",
 		"GOOGLE_CLOUD_BILLING_CUSTOM_ENDPOINT":    url + "/cloudbilling/v1/",
 		"GOOGLE_KMS_CUSTOM_ENDPOINT":              url + "/kms/v1/",
+		"GOOGLE_IAM_BETA_CUSTOM_ENDPOINT":         url + "/iam/v1/",
+		"GOOGLE_IAM_CREDENTIALS_CUSTOM_ENDPOINT":  url + "/iamcredentials/v1/",
+		"GOOGLE_STS_CUSTOM_ENDPOINT":              url + "/sts/v1/",
 		"GOOGLE_CLOUD_PROJECT":                    Project,
 		"GOOGLE_PROJECT":                          Project,
 	}
@@ -107,6 +114,9 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch name {
 	case "oauth2":
 		credentials.IdentityKeys(w, r)
+		return
+	case "sts":
+		federation.Tokens{IAM: c.IAM, AWS: c.AWS}.ServeHTTP(w, r)
 		return
 	case "upload":
 		name = "storage"

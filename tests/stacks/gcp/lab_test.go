@@ -79,7 +79,7 @@ func newCloud(t *testing.T, zones ...string) *cloud {
 	for _, role := range []string{"server", "agent"} {
 		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-amd64-1", "nstance-"+role+"-amd64")
 	}
-	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number,
+	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number, UniqueID: fake.IAM.UniqueID,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})

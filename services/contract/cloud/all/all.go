@@ -1,5 +1,5 @@
 // Package all lists the clouds that a shard configuration can name. To add a cloud, add its block to [Blocks] and its
-// own fields to [LeaderNetwork] and [LoadBalancer].
+// own fields to [LeaderNetwork], [LoadBalancer] and [Identity].
 package all
 
 import (
@@ -27,4 +27,10 @@ type LeaderNetwork struct {
 type LoadBalancer struct {
 	aws.TargetGroups
 	gcp.InstanceGroup
+}
+
+// Identity holds every cloud's fields of cluster.storage.identity. Their JSON names must differ.
+type Identity struct {
+	aws.Role
+	gcp.PooledAccount
 }

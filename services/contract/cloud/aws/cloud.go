@@ -4,6 +4,7 @@ package aws
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -42,6 +43,7 @@ var Block = cloud.Block{
 
 	LeaderNetwork: NetworkInterface{},
 	LoadBalancer:  TargetGroups{},
+	Identity:      Role{},
 	CheckOptions:  checkOptions,
 	CheckArgs:     call.CheckArgs,
 	ObjectStores:  []cloud.ObjectStore{{Name: "s3", TakesEndpoint: true, RegionVariable: "AWS_REGION"}},
@@ -67,6 +69,32 @@ func (n NetworkInterface) Check(string) []cloud.Problem {
 type TargetGroups struct {
 	// AWS: the target groups; an instance is registered with each.
 	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required" support:"hidden"`
+}
+
+// Role is the identity of servers that reach a bucket of another cloud or account.
+type Role struct {
+	// S3: ARN of the role that the servers assume. Servers on Google Cloud prove to AWS which service account their VM
+	// has. Other servers use their AWS credentials.
+	RoleARN string `json:"role_arn,omitempty" support:"hidden"`
+	// S3: profile in the AWS configuration files of the servers, such as /etc/nstance/aws. It is for servers on your own
+	// hardware, whose environment has the credentials of another bucket.
+	Profile string `json:"profile,omitempty" support:"hidden"`
+}
+
+// roleARN is the form of the ARN of an IAM role, in all partitions of AWS.
+var roleARN = regexp.MustCompile(`^arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]+$`)
+
+// Check implements [cloud.Checker].
+func (r Role) Check(string) []cloud.Problem {
+	switch {
+	case r == Role{}:
+		return []cloud.Problem{{Message: "has neither role_arn nor profile",
+			Hint: "leave identity out to use the servers' own AWS credentials"}}
+	case r.RoleARN != "" && !roleARN.MatchString(r.RoleARN):
+		return []cloud.Problem{{Path: []any{"role_arn"}, Message: fmt.Sprintf("%q is not the ARN of a role", r.RoleARN),
+			Hint: "such as arn:aws:iam::123456789012:role/nstance"}}
+	}
+	return nil
 }
 
 // MissingForHealth implements [cloud.HealthSource]: a target group needs no other field to report its targets' health.

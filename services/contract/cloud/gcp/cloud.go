@@ -39,9 +39,11 @@ var Block = cloud.Block{
 	Sleeps:            []string{"stopped", "suspended"},
 	ImagesNeedOwners:  true,
 	Attestation:       Attestation,
+	IdentityTokens:    true,
 	MaxUserdata:       256 << 10, // the size of a metadata value
 	LeaderNetwork:     LeaderAddress{},
 	LoadBalancer:      InstanceGroup{},
+	Identity:          PooledAccount{},
 	CheckZone:         checkZone,
 	CheckOptions:      checkOptions,
 	CheckArgs:         call.CheckArgs,
@@ -80,6 +82,38 @@ func (a LeaderAddress) Check(kind string) []cloud.Problem {
 		return []cloud.Problem{{Path: []any{"secondary_range"}, Message: notAName(a.SecondaryRange)}}
 	}
 	return nil
+}
+
+// PooledAccount is the identity of servers on AWS that reach a bucket of Google Cloud.
+type PooledAccount struct {
+	// GCS: provider of the workload identity pool that trusts the servers' AWS account, such as
+	// projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws.
+	PoolProvider string `json:"pool_provider,omitempty" support:"hidden"`
+	// GCS: email of the service account that the servers impersonate.
+	ServiceAccount string `json:"service_account,omitempty" support:"hidden"`
+}
+
+var (
+	// poolProvider is the form of the resource name of a provider of a workload identity pool.
+	poolProvider = regexp.MustCompile(
+		`^projects/[0-9]+/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}/providers/[a-z0-9-]{4,32}$`)
+	serviceAccount = regexp.MustCompile(`^[a-z0-9.-]+@[a-z0-9.-]+\.gserviceaccount\.com$`)
+)
+
+// Check implements [cloud.Checker].
+func (a PooledAccount) Check(string) (found []cloud.Problem) {
+	if !poolProvider.MatchString(a.PoolProvider) {
+		found = append(found, cloud.Problem{Path: []any{"pool_provider"},
+			Message: fmt.Sprintf("%q is not the name of a provider of a workload identity pool", a.PoolProvider),
+			Hint: "such as projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws, with the " +
+				"number of the project"})
+	}
+	if !serviceAccount.MatchString(a.ServiceAccount) {
+		found = append(found, cloud.Problem{Path: []any{"service_account"},
+			Message: fmt.Sprintf("%q is not the email of a service account", a.ServiceAccount),
+			Hint:    "such as nstance@my-project.iam.gserviceaccount.com"})
+	}
+	return found
 }
 
 // InstanceGroup is the instance group to which a group's instances are added.

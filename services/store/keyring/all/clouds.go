@@ -11,5 +11,5 @@ import (
 
 // clouds returns the sources that a trial cluster on one machine does not need.
 func clouds(access cloud.Access) []keyring.Source {
-	return append(aws.Sources(access), gcp.Sources()...)
+	return append(aws.Sources(access), gcp.Sources(access)...)
 }

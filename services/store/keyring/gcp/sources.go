@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/api/secretmanager/v1"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/services/store/keyring"
@@ -22,15 +23,18 @@ import (
 // Sources returns the source "google-secret-manager". In the configuration, the source of a key is the secret's name in
 // the project, or its full name such as projects/p/secrets/s. Both may end in /versions/ and a version. The default is
 // the latest version.
-func Sources() []keyring.Source {
-	return []keyring.Source{{Name: "google-secret-manager", Read: readSecret}}
+func Sources(access cloud.Access) []keyring.Source {
+	return []keyring.Source{{Name: "google-secret-manager", Read: account(access.Federation).readSecret}}
 }
 
-func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
+// account is the identity with which keys are read.
+type account cloud.Federation
+
+func (a account) readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
 	if source.Source == "" {
 		return nil, errors.New("no source is named: the name of the secret")
 	}
-	access, err := googlecloud.Open(ctx)
+	access, err := googlecloud.Open(ctx, cloud.Federation(a))
 	if err != nil {
 		return nil, err
 	}

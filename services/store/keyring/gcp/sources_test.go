@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/keyring"
 	"github.com/nstance-kit/nstance/services/store/keyring/gcp"
@@ -49,7 +50,7 @@ func TestSources(t *testing.T) {
 
 	load := func(source config.KeySource) (keyring.Ring, error) {
 		source.Provider = "google-secret-manager"
-		return keyring.Load(t.Context(), config.Secrets{EncryptionKey: &source}, gcp.Sources())
+		return keyring.Load(t.Context(), config.Secrets{EncryptionKey: &source}, gcp.Sources(cloud.Access{}))
 	}
 	for _, source := range []config.KeySource{
 		{Source: "mine-text"}, {Source: "mine-binary"}, {Source: "mine-text/versions/1"},

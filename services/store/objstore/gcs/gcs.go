@@ -201,7 +201,7 @@ var Backend = objstore.Backend{
 	Name:        "gcs",
 	Environment: googlecloud.Environment,
 	Open: func(ctx context.Context, at objstore.Location) (objstore.Store, error) {
-		access, err := googlecloud.Open(ctx)
+		access, err := googlecloud.Open(ctx, at.Federation)
 		if err != nil {
 			return nil, err
 		}
@@ -215,6 +215,9 @@ var Backend = objstore.Backend{
 func hint(err error) string {
 	text := err.Error()
 	switch {
+	case strings.Contains(text, googlecloud.Exchange):
+		return "check cluster.storage.identity, the pool provider's AWS account and attribute condition, and who may " +
+			"impersonate the service account"
 	case strings.Contains(text, "find Google credentials"):
 		return "set GOOGLE_APPLICATION_CREDENTIALS, or run this on a VM with a service account"
 	case strings.Contains(text, missingBucket):

@@ -43,10 +43,10 @@ func Validate(at objstore.Location) error {
 
 // Access returns how to call other services of the bucket's cloud: with the same profile and role, and in the same
 // region. The result has no region if the bucket has an endpoint, because another provider's names of regions are not
-// those of the cloud. It is zero if the back end has no profiles and roles.
+// those of the cloud. If the back end has no profiles and roles, only the federation of the result can be set.
 func Access(at objstore.Location) cloud.Access {
 	if backend, err := find(at); err != nil || !backend.HasRoles {
-		return cloud.Access{}
+		return cloud.Access{Federation: at.Federation}
 	}
 	access := cloud.Access{Region: at.Region, Profile: at.Profile, AssumeRole: at.AssumeRole}
 	if at.Endpoint != "" {

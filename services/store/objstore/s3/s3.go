@@ -361,6 +361,13 @@ func endpoint(ctx context.Context, at objstore.Location) (string, error) {
 func hint(err error) string {
 	text := err.Error()
 	switch {
+	case strings.Contains(text, "oauth2/google"): // AWS credentials gave no access to another back end
+		return ""
+	case strings.Contains(text, "STS: AssumeRoleWithWebIdentity") && strings.Contains(text, "AccessDenied"):
+		return "let the service account of this VM assume the role: the role's trust policy must name the account's " +
+			"unique ID in accounts.google.com:sub and :aud, and the role's own ARN in accounts.google.com:oaud"
+	case strings.Contains(text, "Google's metadata server"):
+		return "give this VM a service account; role_arn in cluster.storage.identity needs it"
 	case strings.Contains(text, "NoSuchBucket"):
 		return "create the bucket, or check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
 	case strings.Contains(text, "failed to get shared config profile"):

@@ -48,8 +48,8 @@ const (
 
 // Backend describes this kind of secrets store.
 var Backend = secretstore.Backend{Name: "google-secret-manager",
-	Open: func(ctx context.Context, settings config.Secrets, _ secretstore.Options) (secretstore.Store, error) {
-		access, err := googlecloud.Open(ctx)
+	Open: func(ctx context.Context, settings config.Secrets, options secretstore.Options) (secretstore.Store, error) {
+		access, err := googlecloud.Open(ctx, options.Access.Federation)
 		if err != nil {
 			return nil, err
 		}

@@ -12,6 +12,7 @@ type Role struct {
 	Name, ARN, ID string
 	Tags          map[string]string
 	Identity      []*policy.Document // inline policies
+	Trust         *policy.Document
 }
 
 // Role finds a role by its name.
@@ -20,7 +21,7 @@ func (s *Service) Role(name string) (Role, bool) {
 	if r == nil {
 		return Role{}, false
 	}
-	out := Role{Name: r.name, ARN: r.arn, ID: r.id, Tags: maps.Clone(r.tags)}
+	out := Role{Name: r.name, ARN: r.arn, ID: r.id, Tags: maps.Clone(r.tags), Trust: r.trust}
 	for _, name := range slices.Sorted(maps.Keys(r.inline)) {
 		out.Identity = append(out.Identity, r.inline[name].parsed)
 	}

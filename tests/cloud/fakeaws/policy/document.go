@@ -22,6 +22,8 @@ type Principals struct {
 	Any      bool     // "*"
 	AWS      []string // ARNs and account numbers
 	Services []string // ec2.amazonaws.com
+	// Federated are the issuers of identity tokens, such as accounts.google.com.
+	Federated []string
 }
 
 // Condition compares a request's values of one key with the policy's values, by one operator. A statement matches only

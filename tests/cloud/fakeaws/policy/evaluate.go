@@ -43,18 +43,18 @@ func Evaluate(p Policies, r Request) Decision {
 }
 
 // EvaluateTrust decides whether the caller may assume a role. The role's trust policy must allow it. If the trust
-// policy names the account as a whole, the caller's own policies must allow it too. Services need only the trust
-// policy.
+// policy names the account as a whole, the caller's own policies must allow it too. Services and issuers of identity
+// tokens need only the trust policy.
 func EvaluateTrust(p Policies, r Request) Decision {
 	r.Context = lowered(r.Context)
 	if p.Resource == nil || p.Resource.grants(r, false) == none {
 		return denied(r, false, "because no resource-based policy allows the "+r.Action+" action")
 	}
-	if r.Caller.Service != "" {
+	if r.Caller.Service != "" || r.Caller.Federated != "" {
 		if p.Resource.grants(r, true) != none {
 			return denied(r, true, "with an explicit deny in a resource-based policy")
 		}
-		return Decision{Allowed: true, Reason: "the trust policy allows the service"}
+		return Decision{Allowed: true, Reason: "the trust policy allows the service or the issuer"}
 	}
 	return Evaluate(p, r)
 }
@@ -108,6 +108,11 @@ func (p *Principals) names(c Caller) grant {
 		return none
 	case c.Service != "":
 		if p.Any || slices.Contains(p.Services, c.Service) {
+			return toSession
+		}
+		return none
+	case c.Federated != "":
+		if slices.Contains(p.Federated, c.Federated) {
 			return toSession
 		}
 		return none

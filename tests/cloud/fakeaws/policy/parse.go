@@ -26,7 +26,7 @@ const (
 var (
 	sidForm    = regexp.MustCompile(`^[A-Za-z0-9 ]*$`)
 	actionForm = regexp.MustCompile(`^(\*|[A-Za-z0-9-]+:[A-Za-z0-9*?]+)$`)
-	keyForm    = regexp.MustCompile(`^[A-Za-z0-9-]+:[^\s].*$`)
+	keyForm    = regexp.MustCompile(`^[A-Za-z0-9.-]+:[^\s].*$`)
 	account    = regexp.MustCompile(`^[0-9]{12}$`)
 )
 
@@ -236,7 +236,9 @@ func principals(value any) (*Principals, error) {
 			}
 		case "Service":
 			p.Services = append(p.Services, list...)
-		case "Federated", "CanonicalUser": // no principal of these kinds exists here
+		case "Federated":
+			p.Federated = append(p.Federated, list...)
+		case "CanonicalUser": // no principal of this kind exists here
 		default:
 			return nil, fmt.Errorf("unknown kind of principal %q", kind)
 		}

@@ -15,6 +15,8 @@ type Caller struct {
 	RoleARN string // arn:aws:iam::123456789012:role/PATH/ROLE, "" when the caller has no role
 	Account string
 	Service string // such as ec2.amazonaws.com when a service asks (trust policies)
+	// Federated is the issuer of the identity token that the caller has, such as accounts.google.com (trust policies).
+	Federated string
 }
 
 // Request asks whether the caller may perform the action on the resource.

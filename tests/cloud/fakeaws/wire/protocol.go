@@ -68,7 +68,7 @@ func Parse(service string, r *http.Request, body []byte) (*Call, error) {
 		return c, nil
 	}
 	form, err := url.ParseQuery(string(body))
-	if r.Method == http.MethodGet {
+	if r.Method == http.MethodGet || len(body) == 0 && r.URL.RawQuery != "" {
 		form, err = url.ParseQuery(r.URL.RawQuery)
 	}
 	if err != nil {

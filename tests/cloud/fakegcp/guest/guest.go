@@ -44,7 +44,9 @@ type Options struct {
 	Runner  *machine.Runner
 	// Number is the project's number.
 	Number string
-	Log    *slog.Logger
+	// UniqueID returns the number of a service account.
+	UniqueID func(email string) string
+	Log      *slog.Logger
 }
 
 // Machines implements [compute.Machines]. Its methods may be called concurrently.
@@ -95,7 +97,7 @@ func (m *Machines) Start(i compute.Instance) (compute.Machine, error) {
 	if old, ok := m.Runner.Machine(ID(i.ID)); ok { // an instance that was stopped
 		<-old.Dead()
 	}
-	g := &guest{Machines: m, metadata: newMetadata(m.Number, i)}
+	g := &guest{Machines: m, metadata: newMetadata(m.Number, m.UniqueID, i)}
 	started, err := m.Runner.Start(contract.Spec{
 		ID: ID(i.ID), Hostname: i.Name, Userdata: []byte(i.Metadata()["startup-script"]), Image: i.Image, DMI: dmi,
 		Hosts: map[string]netip.Addr{"metadata.google.internal": metadataAddress},

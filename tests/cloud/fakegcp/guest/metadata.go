@@ -24,15 +24,16 @@ import (
 // metadata is the metadata server of one instance.
 // https://cloud.google.com/compute/docs/metadata/overview
 type metadata struct {
-	number string // of the project
+	number   string // of the project
+	uniqueID func(email string) string
 
 	mu      sync.Mutex
 	current compute.Instance
 	changed chan struct{} // closed at the next change
 }
 
-func newMetadata(number string, i compute.Instance) *metadata {
-	return &metadata{number: number, current: i, changed: make(chan struct{})}
+func newMetadata(number string, uniqueID func(email string) string, i compute.Instance) *metadata {
+	return &metadata{number: number, uniqueID: uniqueID, current: i, changed: make(chan struct{})}
 }
 
 func (m *metadata) view() compute.Instance {
@@ -219,8 +220,10 @@ func (m *metadata) identity(audience string, full bool) (string, error) {
 	}
 	i := m.view()
 	now := time.Now()
+	email := rest.Text(i.Objects("serviceAccounts")[0], "email")
+	id := m.uniqueID(email)
 	claims := jwt.MapClaims{"iss": "https://accounts.google.com", "aud": audience, "iat": now.Unix(),
-		"exp": now.Add(time.Hour).Unix(), "email": rest.Text(i.Objects("serviceAccounts")[0], "email")}
+		"exp": now.Add(time.Hour).Unix(), "email": email, "sub": id, "azp": id}
 	if full {
 		claims["google"] = map[string]any{"compute_engine": map[string]any{"instance_id": ID(i.ID),
 			"instance_name": i.Name, "project_id": strings.Split(i.Path, "/")[1], "zone": i.Zone}}

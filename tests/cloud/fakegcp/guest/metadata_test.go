@@ -37,7 +37,7 @@ func ask(ctx context.Context, m *metadata, path string) *httptest.ResponseRecord
 // TestMetadata reads values, directories, tokens of the service account and identity tokens. A request without the
 // header Metadata-Flavor is refused.
 func TestMetadata(t *testing.T) {
-	m := newMetadata("7", testInstance())
+	m := newMetadata("7", func(email string) string { return "1" }, testInstance())
 	for path, want := range map[string]string{
 		"instance/id": "42", "instance/zone": "projects/7/zones/us-central1-a", "project/project-id": "my-project",
 		"instance/maintenance-event":    "NONE",
@@ -88,7 +88,7 @@ func TestMetadata(t *testing.T) {
 
 // TestMetadataWaits asks for the next change of a value. Changes of other values do not end the wait.
 func TestMetadataWaits(t *testing.T) {
-	m := newMetadata("7", testInstance())
+	m := newMetadata("7", func(email string) string { return "1" }, testInstance())
 	first := ask(t.Context(), m, "instance/preempted")
 	answer := make(chan *httptest.ResponseRecorder, 1)
 	go func() {

@@ -24,6 +24,9 @@ type IAM struct {
 	roles    map[string]*role    // by resource name
 	policy   policy.Policy       // of the project
 	lastID   int
+	pools    map[string]*pooled // pools and their providers by resource name
+	// federated holds the members of policies that each caller with an exchanged token is.
+	federated map[string][]string
 }
 
 type account struct {
@@ -41,12 +44,14 @@ type role struct {
 // New makes a project without accounts and roles.
 func New(project, number string) *IAM {
 	return &IAM{project: project, number: number, accounts: map[string]*account{}, roles: map[string]*role{},
+		pools: map[string]*pooled{}, federated: map[string][]string{},
 		lastID: 100000000000000000}
 }
 
 // Handlers returns the methods of the IAM API that the fake has.
 func (i *IAM) Handlers() map[string]rest.Handler {
-	return i.locked(map[string]rest.Handler{
+	handlers := i.poolHandlers()
+	maps.Copy(handlers, map[string]rest.Handler{
 		"iam.projects.serviceAccounts.create": i.createAccount,
 		"iam.projects.serviceAccounts.get": i.onAccount(func(_ *rest.Call, _ string, a *account) (any, error) {
 			return maps.Clone(a.body), nil
@@ -78,6 +83,7 @@ func (i *IAM) Handlers() map[string]rest.Handler {
 			return r.setDeleted(false)
 		}),
 	})
+	return i.locked(handlers)
 }
 
 // ProjectHandlers returns the methods of the Resource Manager API that the fake has.
@@ -241,6 +247,7 @@ func (r *role) setDeleted(deleted bool) (any, error) {
 var predefined = map[string][]string{
 	"roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
 	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},
+	"roles/iam.workloadIdentityUser":     {"iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken"},
 }
 
 // Granted returns the permissions of the custom roles that are not deleted, and of the predefined roles that the
@@ -299,6 +306,11 @@ func (i *IAM) Inventory() (found []string) {
 	for name, r := range i.roles {
 		if !r.deleted {
 			found = append(found, "role "+name)
+		}
+	}
+	for name, p := range i.pools {
+		if !p.deleted() {
+			found = append(found, name)
 		}
 	}
 	for _, b := range i.policy.Bindings() {

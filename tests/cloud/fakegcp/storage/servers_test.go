@@ -16,6 +16,7 @@ import (
 	"google.golang.org/api/option"
 	api "google.golang.org/api/storage/v1"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
@@ -47,7 +48,7 @@ func TestConformanceRealService(t *testing.T) {
 		t.Log("NSTANCE_TEST_GCS_BUCKET names no bucket")
 		return
 	}
-	access, err := googlecloud.Open(t.Context())
+	access, err := googlecloud.Open(t.Context(), cloud.Federation{})
 	if err != nil {
 		t.Fatal(err)
 	}

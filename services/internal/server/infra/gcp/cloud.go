@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/api/compute/v1"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -71,7 +72,7 @@ func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 // the Terraform module "shard" sets. It returns the output of their serial port 1. Compute Engine keeps no output of a
 // deleted machine.
 func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Console, err error) {
-	access, err := googlecloud.Open(ctx)
+	access, err := googlecloud.Open(ctx, cloud.Federation{})
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
@@ -23,12 +24,12 @@ func (p printer) Stop()                                           {}
 
 // TestConsoles checks that readConsoles returns the consoles of a shard's servers, and of no other machine.
 func TestConsoles(t *testing.T) {
-	cloud, err := fakegcp.New(zone)
+	google, err := fakegcp.New(zone)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cloud.Compute.Machines = printer{"nstance-server: --unknown-flag"}
-	server := httptest.NewServer(cloud)
+	google.Compute.Machines = printer{"nstance-server: --unknown-flag"}
+	server := httptest.NewServer(google)
 	t.Cleanup(server.Close)
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials.Write(t, fakegcp.Project))
 	for name, value := range fakegcp.Environment(server.URL) {
@@ -36,15 +37,15 @@ func TestConsoles(t *testing.T) {
 	}
 	const path = "projects/" + fakegcp.Project + "/zones/" + zone + "/instances/"
 	for name, shard := range map[string]string{"one": "s1", "two": "s2"} {
-		cloud.Compute.Do(func() {
-			cloud.Compute.Put(path+name, compute.JSON(`{"status": "RUNNING", "labels": {"nstance-cluster": "c1",
+		google.Compute.Do(func() {
+			google.Compute.Put(path+name, compute.JSON(`{"status": "RUNNING", "labels": {"nstance-cluster": "c1",
 				"nstance-server": "`+shard+`"}}`))
 		})
-		if err := cloud.Compute.Boot(path + name); err != nil {
+		if err := google.Compute.Boot(path + name); err != nil {
 			t.Fatal(err)
 		}
 	}
-	access, err := googlecloud.Open(t.Context())
+	access, err := googlecloud.Open(t.Context(), cloud.Federation{})
 	if err != nil {
 		t.Fatal(err)
 	}

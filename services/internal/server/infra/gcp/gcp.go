@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
@@ -112,7 +113,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 
 // open makes the provider of a shard.
 func open(ctx context.Context, env infra.Env) (infra.Provider, error) {
-	access, err := googlecloud.Open(ctx)
+	access, err := googlecloud.Open(ctx, cloud.Federation{})
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ type group struct {
 }
 
 func open(ctx context.Context, place machinegroup.Place, _ cloud.Access) (machinegroup.Group, error) {
-	access, err := googlecloud.Open(ctx)
+	access, err := googlecloud.Open(ctx, cloud.Federation{})
 	if err != nil {
 		return nil, err
 	}
