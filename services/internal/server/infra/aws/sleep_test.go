@@ -1,6 +1,7 @@
 package aws_test
 
 import (
+	"bytes"
 	"net/http"
 	"strings"
 	"testing"
@@ -221,5 +222,34 @@ func TestPrivateAddressesStay(t *testing.T) {
 	}
 	if public(before) == "" || public(asleep) != "" || public(after) == "" || public(after) == public(before) {
 		t.Errorf("public addresses %q, asleep %q, then %q", public(before), public(asleep), public(after))
+	}
+}
+
+// TestWokenVMProvesItself checks that the new identity document of a VM that was stopped and started is valid, and the
+// old one too: they differ in pendingTime.
+func TestWokenVMProvesItself(t *testing.T) {
+	r := newTestCloud(t)
+	p := r.open(nil)
+	requireProof(p, r.cloud.EC2().IdentityCertificate())
+	vm := r.spare(p, nil)
+	before := r.proof(vm.ProviderID)
+	if err := p.Sleep(t.Context(), vm, config.SparesSuspended); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.EC2().Settle()
+	r.clock.Add(int64(time.Minute))
+	if err := p.Wake(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.EC2().Settle()
+	after := r.proof(vm.ProviderID)
+	woken, err := p.Get(t.Context(), vm.ProviderID)
+	if err != nil || bytes.Equal(before, after) {
+		t.Fatalf("the document has not changed, or %v", err)
+	}
+	for _, proof := range [][]byte{before, after} {
+		if err := p.Attest(t.Context(), proof, woken); err != nil {
+			t.Error(err)
+		}
 	}
 }
