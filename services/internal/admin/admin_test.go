@@ -256,6 +256,11 @@ func TestTranscripts(t *testing.T) {
 		"group-scale":                     {args: "group scale workers 5 --shard us-a"},
 		"group-list-set":                  {args: "group list --shard us-b", b: scaledByAlice},
 		"group-describe-set":              {args: "group describe workers --shard us-b", b: scaledByAlice},
+		"group-list-spares":               {args: "group list --shard us-b", b: spared},
+		"group-describe-spares":           {args: "group describe workers --shard us-b", b: spared},
+		"group-scale-spares":              {args: "group scale workers 4 --shard us-b --dry-run", b: spared},
+		"instance-list-spares":            {args: "instance list --shard us-b", b: spared},
+		"instance-describe-spare":         {args: "instance describe " + firstID + " --shard us-b", b: spared},
 		"group-reset":                     {args: "group reset workers --shard us-b --yes", b: scaledByAlice},
 		"group-reset-dry":                 {args: "group reset workers --shard us-b --dry-run", b: scaledByAlice},
 		"group-reset-dynamic":             {args: "group reset batch --shard us-a --yes"},
@@ -509,6 +514,16 @@ func limited(s *fleettest.Shard) {
 	limited := &nstancev1.Wait{Text: "1 more instance at 10:00:20: create_rate_limit allows 1 create per 1m in the " +
 		"shard, and it is used"}
 	s.Groups[0].Wait, s.Explanations["workers"].Wait = limited, limited
+}
+
+// spared gives the group workers a spare that sleeps, and another one that is on the way.
+func spared(s *fleettest.Shard) {
+	s.Groups[0].Spares = &nstancev1.GroupSpares{Count: 2, Actual: 2, Ready: 1, State: "stopped"}
+	asleep := s.Instances[1]
+	asleep.Spare, asleep.Health, asleep.ProviderState, asleep.InfraDrift = true, "asleep", "stopped", false
+	s.Instances[0].Spare = true
+	s.Explanations["workers"].Actions = []*nstancev1.PlannedAction{{Kind: "promote", InstanceId: firstID},
+		{Kind: "wake", InstanceId: firstID}, {Kind: "sleep", InstanceId: secondID}}
 }
 
 // TestScaleByLosesNoChange changes the size of a group while another program changes it, too.

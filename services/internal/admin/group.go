@@ -102,11 +102,14 @@ func origin(g *nstancev1.GroupStatus) string {
 	return "dynamic"
 }
 
-// listNote is note, with the fields that operators have set.
+// listNote is note, with the spares and the fields that operators have set.
 func (a *app) listNote(g *nstancev1.GroupStatus) string {
 	var parts []string
 	if size := fleet.SizeText(g, a.Now()); size != num(g.GetSize()) {
 		parts = append(parts, "size "+size)
+	}
+	if text := fleet.SparesText(g); text != "" {
+		parts = append(parts, "spares: "+text)
 	}
 	parts = append(parts, fleet.OverrideTexts(g, a.Now())...)
 	if text := note(g); text != "" {

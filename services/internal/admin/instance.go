@@ -61,7 +61,7 @@ func (a *app) instanceRow(shard string, i *nstancev1.InstanceStatus) []cell {
 		age(a.Now(), fleet.Time(i.GetCreatedAt())), i.GetInstanceType(), cmp.Or(i.GetIpv4(), i.GetIpv6()),
 		i.GetProviderId(), instanceNote(i))
 	switch health {
-	case "healthy":
+	case "healthy", "asleep":
 		row[4].paint = a.style.out.good
 	case "unhealthy", "silent":
 		row[4].paint = a.style.out.bad

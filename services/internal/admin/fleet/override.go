@@ -28,7 +28,7 @@ func SparesText(g *nstancev1.GroupStatus) string {
 	case s == nil:
 		return ""
 	case s.GetActual() != s.GetCount() || s.GetReady() != s.GetCount():
-		return fmt.Sprintf("%d, %s; %d there, %d ready", s.GetCount(), s.GetState(), s.GetActual(), s.GetReady())
+		return fmt.Sprintf("%d, %s (%d there, %d ready)", s.GetCount(), s.GetState(), s.GetActual(), s.GetReady())
 	}
 	return fmt.Sprintf("%d, %s", s.GetCount(), s.GetState())
 }

@@ -179,6 +179,10 @@ func groupTexts(change *nstancev1.GroupChange) (lines []string) {
 			add("spare %s would become a member in place of %s: %s", id, action.GetReplaces(), action.GetReason())
 		case action.GetKind() == "promote":
 			add("spare %s would become a member", id)
+		case action.GetKind() == "sleep":
+			add("spare %s would be put to sleep", id)
+		case action.GetKind() == "wake":
+			add("instance %s would be woken", id)
 		case text == "":
 		case ended[text] < mostLines:
 			ended[text]++

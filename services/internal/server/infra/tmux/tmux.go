@@ -285,7 +285,7 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 	case !d.DeletedAt.IsZero():
 		vm.State = infra.Deleted
 	case !d.AsleepAt.IsZero() && !alive:
-		vm.State = infra.Deleted // it ended while it slept
+		vm.State, vm.Warning = infra.Failed, "it ended while it slept"
 	case !d.AsleepAt.IsZero() && windowed && suspended(members(machine)):
 		vm.State = infra.Stopped
 	case alive && windowed && d.AsleepAt.IsZero():
@@ -370,9 +370,6 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		vm := p.describe(d, panes)
 		if vm.State == infra.Deleted {
 			deleted = append(deleted, d)
-			if d.DeletedAt.IsZero() {
-				killSession(d.process()) // it ended while it slept, and stopped processes do not end by SIGHUP
-			}
 		}
 		if d.owner() == owner {
 			vms = append(vms, vm)
@@ -389,20 +386,14 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 
 // expired returns the deleted VMs whose directories are due for removal.
 func expired(deleted []document, now time.Time) []document {
-	ended := func(d document) time.Time {
-		if d.DeletedAt.IsZero() {
-			return d.AsleepAt // it ended at an unknown time while it slept
-		}
-		return d.DeletedAt
-	}
-	slices.SortFunc(deleted, func(a, b document) int { return ended(b).Compare(ended(a)) }) // latest first
+	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
 	var out []document
 	for i, d := range deleted {
 		keep := keepDeleted
 		if i >= maxDeleted {
 			keep = keepDeletedLeast
 		}
-		if now.Sub(ended(d)) > keep {
+		if now.Sub(d.DeletedAt) > keep {
 			out = append(out, d)
 		}
 	}
