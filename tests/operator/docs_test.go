@@ -152,7 +152,7 @@ func blocks(text, language string) string {
 func (l *lab) runSteps(t *testing.T, page, name string, others ...string) {
 	t.Helper()
 	identity := filepath.Join(l.dir, "admin")
-	names := strings.NewReplacer(append([]string{"example-cluster--default", clusterName, "GROUP", workers}, others...)...)
+	names := strings.NewReplacer(append(others, "example-cluster--default", clusterName, "GROUP", workers)...)
 	env := append(os.Environ(), "HOME="+l.dir, "KUBECONFIG="+l.Kubeconfig, "NSTANCE_ENCRYPTION_KEY="+encryptionKey,
 		"PATH="+l.bin+string(os.PathListSeparator)+os.Getenv("PATH"), "NSTANCE_ADMIN_IDENTITY_DIR="+identity,
 		fmt.Sprintf("NSTANCE_ADMIN_SERVERS=east=%s,west=%s", address(l.east.ports[3]), address(l.west.ports[3])))

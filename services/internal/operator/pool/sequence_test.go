@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -52,7 +53,7 @@ func (user *randomUser) makeRandomChange() {
 	name, shard := []string{"web", "db", "job"}[user.random.IntN(3)], user.randomShard()
 	pool := user.randomPool()
 	did := ""
-	switch k := user.random.IntN(12); {
+	switch k := user.random.IntN(14); {
 	case k < 3 && pool != nil:
 		n := user.random.Int32N(9)
 		did = fmt.Sprintf("scale %s to %d", pool.Name, n)
@@ -81,7 +82,7 @@ func (user *randomUser) makeRandomChange() {
 			did = fmt.Sprintf("tofu adds %s to %s", name, shard)
 			user.shards.Of(shard).SetGroup(staticGroup(name, uint32(user.random.IntN(4))))
 		}
-	case k == 8 && pool == nil, k == 8 && !user.exists(name, &v1beta1.NstanceMachinePool{}):
+	case k == 8 && !user.exists(name, &v1beta1.NstanceMachinePool{}):
 		if slices.ContainsFunc(testShards, func(id string) bool {
 			_, ok := user.shards.Of(id).Group(name)
 			return ok
@@ -107,6 +108,16 @@ func (user *randomUser) makeRandomChange() {
 	case k == 11 && pool != nil:
 		user.change(pool, func() { pool.Spec.Config = user.randomConfig(pool.Spec.Group) })
 		did = fmt.Sprintf("config of %s: %s", pool.Name, pool.Spec.Config.Raw)
+	case k == 12:
+		if groups := user.shards.Of(shard).Groups(); len(groups) > 0 {
+			group := groups[user.random.IntN(len(groups))].GetGroup()
+			did = "spare " + user.shards.Of(shard).AddSpare(group) + " of " + group
+		}
+	case k == 13:
+		if spare, member := user.randomSpare(shard); spare != "" {
+			did = fmt.Sprintf("spare %s takes the place of %s", spare, member)
+			user.shards.Of(shard).Promote(spare, member)
+		}
 	default:
 		if list := user.shards.Of(shard).Instances(""); len(list) > 0 {
 			i := list[user.random.IntN(len(list))]
@@ -117,6 +128,20 @@ func (user *randomUser) makeRandomChange() {
 	if did != "" {
 		user.log = append(user.log, did)
 	}
+}
+
+// randomSpare returns a spare of a shard and a member of its group, or nothing if there are none.
+func (user *randomUser) randomSpare(shard string) (spare, member string) {
+	list := user.shards.Of(shard).Instances("")
+	user.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	for _, s := range list {
+		for _, m := range list {
+			if s.GetSpare() && !m.GetSpare() && s.GetGroup() == m.GetGroup() && s.GetState() == m.GetState() {
+				return s.GetInstanceId(), m.GetInstanceId()
+			}
+		}
+	}
+	return "", ""
 }
 
 // randomConfig returns random settings for a pool. The settings of a group that may be static are only those that
@@ -238,7 +263,7 @@ func (user *randomUser) differences() (wrong []string) {
 			continue
 		}
 		replicas := *user.machinePool(pool.Name).Spec.Replicas
-		sum, ids := int32(0), []string{}
+		sum, spares, ids := int32(0), int32(0), []string{}
 		quiet := true
 		for _, share := range splitReplicas(replicas, pool.Spec.Shards) {
 			name := v1beta1.ShardGroupName(pool.Spec.Group, share.Shard)
@@ -263,9 +288,13 @@ func (user *randomUser) differences() (wrong []string) {
 				complain("%s: settings on shard %s: %s", pool.Name, share.Shard, wrong)
 			}
 			for _, i := range user.shards.Of(share.Shard).Instances(pool.Spec.Group) {
-				ids = append(ids, i.GetProviderId())
-				if !machines[i.GetInstanceId()] {
-					complain("%s: no machine for %s", pool.Name, i.GetInstanceId())
+				if i.GetSpare() {
+					spares++
+				} else {
+					ids = append(ids, i.GetProviderId())
+				}
+				if machines[i.GetInstanceId()] == i.GetSpare() {
+					complain("%s: %s has a machine: %t, want the opposite", pool.Name, i.GetInstanceId(), i.GetSpare())
 				}
 			}
 		}
@@ -274,6 +303,9 @@ func (user *randomUser) differences() (wrong []string) {
 		}
 		if sum != replicas {
 			complain("%s: %d on the servers, %d wanted", pool.Name, sum, replicas)
+		}
+		if s := pool.Status.Spares; spares != ptr.Deref(ptr.Deref(s, v1beta1.SparesStatus{}).Actual, 0) {
+			complain("%s: status of spares %+v, want %d", pool.Name, s, spares)
 		}
 		slices.Sort(ids)
 		if *pool.Status.Replicas != replicas || *pool.Status.ReadyReplicas != replicas ||

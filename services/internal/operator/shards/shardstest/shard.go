@@ -245,6 +245,11 @@ func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 		live = live[:len(live)-1]
 		changes = append(changes, s.deleteInstance(id, "scale down")...)
 	}
+	for id, i := range s.instances {
+		if g.GetDeleting() && i.GetGroup() == g.GetGroup() && i.GetSpare() && i.GetState() == "registered" {
+			changes = append(changes, s.deleteInstance(id, "the group is deleted")...)
+		}
+	}
 	next := proto.CloneOf(g)
 	next.ActualSize, next.Healthy, next.ProviderIds, next.InstanceIds = uint32(len(live)), 0, nil, nil
 	next.Spares = s.spares(g)
