@@ -101,7 +101,7 @@ func TestCluster(t *testing.T) {
 			*cluster.Status.Initialization.ControlPlaneInitialized
 	})
 
-	if err := nodes.stopKubelet(ctx, "knc-1"); err != nil {
+	if err := nodes.setKubelet(ctx, "knc-1", false); err != nil {
 		t.Fatal(err)
 	}
 	left := time.Now()

@@ -29,8 +29,9 @@ const (
 )
 
 // Nodes simulates the kubelets of instances. When the agent of an instance has registered, the instance gets a Node
-// with the instance's name. When the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud
-// controller. A Node that was deleted is not created again, because a real kubelet creates its Node only at its start.
+// with the instance's name. When the VM is gone or sleeps, the Node becomes NotReady but remains, as in a cluster
+// without a cloud controller. When the VM of a spare is woken, its Node becomes ready again. A Node that was deleted is
+// not created again, because a real kubelet creates its Node only at its start.
 type Nodes struct {
 	Client client.Client
 	// Taints returns the taints that the kubelet of an instance gives its Node. If Taints is nil, Nodes get none.
@@ -107,7 +108,7 @@ func (n *Nodes) updateNodes(ctx context.Context, shard nstancev1.OperatorService
 	if err != nil {
 		return fmt.Errorf("list instances: %w", err)
 	}
-	joined, left := changes(known, list.GetInstances())
+	joined, left, woken := changes(known, list.GetInstances())
 	var errs []error
 	for _, instance := range joined {
 		if err := n.join(ctx, instance); err != nil {
@@ -116,20 +117,22 @@ func (n *Nodes) updateNodes(ctx context.Context, shard nstancev1.OperatorService
 		}
 		known[instance.GetInstanceId()] = true
 	}
-	for _, name := range left {
-		if err := n.stopKubelet(ctx, name); err != nil {
-			errs = append(errs, err)
-			continue
+	for alive, names := range map[bool][]string{false: left, true: woken} {
+		for _, name := range names {
+			if err := n.setKubelet(ctx, name, alive); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			known[name] = alive
 		}
-		known[name] = false
 	}
 	return errors.Join(errs...)
 }
 
 // changes compares the instances with the VMs in "known", which got a Node earlier. It returns the instances that need
-// a Node, and the names of the VMs that are gone.
+// a Node, the names of the VMs that are gone or sleep, and those of the former spares that have woken.
 func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (joined []*nstancev1.InstanceStatus,
-	left []string) {
+	left, woken []string) {
 	runs := map[string]bool{}
 	for _, instance := range instances {
 		id := instance.GetInstanceId()
@@ -137,8 +140,11 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 			continue
 		}
 		runs[id] = true
-		if _, made := known[id]; !made && instance.GetRegisteredAt() != nil {
+		switch alive, made := known[id]; {
+		case !made && instance.GetRegisteredAt() != nil:
 			joined = append(joined, instance)
+		case made && !alive && (instance.GetSpare() || instance.GetPromotedAt() != nil):
+			woken = append(woken, id)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(known)) {
@@ -146,7 +152,7 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 			left = append(left, id)
 		}
 	}
-	return joined, left
+	return joined, left, woken
 }
 
 // boots reports whether an instance's machine runs or is about to run. It also checks that the instance is not deleted,
@@ -200,12 +206,15 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 	}
 }
 
-// stopKubelet stops the simulated kubelet of a Node, so that kwok no longer keeps the Node ready.
-func (n *Nodes) stopKubelet(ctx context.Context, name string) error {
+// setKubelet stops the simulated kubelet of a Node, so that kwok no longer keeps the Node ready, or starts it again.
+func (n *Nodes) setKubelet(ctx context.Context, name string, alive bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.made[name] = false
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, AliveLabel)
+	n.made[name] = alive
+	node, label := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, "null"
+	if alive {
+		label = `"true"`
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, AliveLabel, label)
 	return client.IgnoreNotFound(n.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", patch)))
 }

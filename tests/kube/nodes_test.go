@@ -21,10 +21,12 @@ func TestNodeChanges(t *testing.T) {
 	}
 	booting := vm("booting", "created", "running")
 	booting.RegisteredAt = nil
+	promoted := vm("a", "registered", "running")
+	promoted.PromotedAt = registered
 	for name, c := range map[string]struct {
-		known        map[string]bool
-		there        []*nstancev1.InstanceStatus
-		joined, left []string
+		known               map[string]bool
+		there               []*nstancev1.InstanceStatus
+		joined, left, woken []string
 	}{
 		"nothing": {},
 		"a registered one joins": {there: []*nstancev1.InstanceStatus{vm("a", "registered", "running")},
@@ -44,15 +46,17 @@ func TestNodeChanges(t *testing.T) {
 		"leaves when it is deleted": {known: map[string]bool{"a": true},
 			there: []*nstancev1.InstanceStatus{vm("a", "deleted", "running")}, left: []string{"a"}},
 		"has left": {known: map[string]bool{"a": false}},
+		"a former spare wakes": {known: map[string]bool{"a": false}, there: []*nstancev1.InstanceStatus{promoted},
+			woken: []string{"a"}},
 	} {
 		before := maps.Clone(c.known)
-		joined, left := changes(c.known, c.there)
+		joined, left, woken := changes(c.known, c.there)
 		var names []string
 		for _, instance := range joined {
 			names = append(names, instance.GetInstanceId())
 		}
-		if !slices.Equal(names, c.joined) || !slices.Equal(left, c.left) {
-			t.Errorf("%s: joined %v, left %v", name, names, left)
+		if !slices.Equal(names, c.joined) || !slices.Equal(left, c.left) || !slices.Equal(woken, c.woken) {
+			t.Errorf("%s: joined %v, left %v, woken %v", name, names, left, woken)
 		}
 		if !maps.Equal(before, c.known) {
 			t.Errorf("%s: known became %v", name, c.known)
