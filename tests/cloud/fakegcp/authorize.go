@@ -156,6 +156,14 @@ func (c *Cloud) computeNeeds(call *rest.Call) []need {
 	switch call.Method {
 	case "compute.instances.insert":
 		return c.insertNeeds(call, path+"/"+rest.Text(call.Body, "name"))
+	case "compute.instances.bulkInsert":
+		var needs []need
+		for _, body := range compute.BulkBodies(call) {
+			one := *call
+			one.Body = body
+			needs = append(needs, c.insertNeeds(&one, path+"/"+rest.Text(body, "name"))...)
+		}
+		return needs
 	case "compute.instances.setMetadata":
 		needs := []need{on(call.Method, path)}
 		c.Compute.Do(func() {

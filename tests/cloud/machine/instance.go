@@ -50,8 +50,6 @@ type Instance struct {
 	local   []netip.Addr     // Those of SetLocal.
 	servers []*http.Server
 	release func()
-	// suspended is true while all processes are stopped.
-	suspended bool
 
 	// "pulled" is true after Stop. The mutex named state guards it. The mutex is never held during a blocking call.
 	state  sync.Mutex

@@ -50,49 +50,6 @@ func host() []string {
 	return state
 }
 
-// TestSuspend suspends and resumes a machine, whose processes must not run in between, and stops a suspended one.
-func TestSuspend(t *testing.T) {
-	r, err := machine.New(machine.Config{Dir: t.TempDir(), Images: map[string]string{"": t.TempDir()}, Guest: guest})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	if _, err := r.Start(contract.Spec{ID: "i-1", Primary: nic("vpc-a", 20, 0),
-		Userdata: []byte("#!/bin/sh\n(while :; do sleep 0.01357; done) &\n")}); err != nil {
-		t.Fatal(err)
-	}
-	m, _ := r.Machine("i-1")
-	if !poll(time.Minute, func() bool { return len(processes("sleep 0.01357")) > 0 }) {
-		t.Fatal("the loop of the machine does not run")
-	}
-	for range 2 {
-		if err := m.Suspend(true); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before := processes("sleep 0.01357")
-	time.Sleep(50 * time.Millisecond)
-	if now := processes("sleep 0.01357"); !slices.Equal(before, now) {
-		t.Errorf("the suspended machine runs on: processes %v, then %v", before, now)
-	}
-	if err := m.Suspend(false); err != nil {
-		t.Fatal(err)
-	}
-	if !poll(time.Minute, func() bool { return !slices.Equal(before, processes("sleep 0.01357")) }) {
-		t.Error("the resumed machine does not run on")
-	}
-	if out, err := r.Exec("i-1", "echo", "awake"); err != nil || out != "awake\n" {
-		t.Errorf("%q, %v", out, err)
-	}
-	if err := m.Suspend(true); err != nil {
-		t.Fatal(err)
-	}
-	m.Stop()
-	if left := processes("sleep 0.01357"); len(left) > 0 {
-		t.Errorf("after Stop there are %v", left)
-	}
-}
-
 func TestStopLeavesNothing(t *testing.T) {
 	before := host()
 	dir := t.TempDir()

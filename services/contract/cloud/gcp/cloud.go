@@ -37,16 +37,18 @@ var Block = cloud.Block{
 	SpotArgs:          [][]any{{"scheduling", "provisioningModel"}, {"scheduling", "preemptible"}},
 	NeedsArgs:         []string{"disks"},
 	Sleeps:            []string{"stopped", "suspended"},
-	ImagesNeedOwners:  true,
-	Attestation:       Attestation,
-	IdentityTokens:    true,
-	MaxUserdata:       256 << 10, // the size of a metadata value
-	LeaderNetwork:     LeaderAddress{},
-	LoadBalancer:      InstanceGroup{},
-	Identity:          PooledAccount{},
-	CheckZone:         checkZone,
-	CheckOptions:      checkOptions,
-	CheckArgs:         call.CheckArgs,
+	// 1,500 calls in each minute, for all changes of a project: https://cloud.google.com/compute/api-quota
+	Creates:          cloud.Rate{AtOnce: 1500, PerSecond: 25},
+	ImagesNeedOwners: true,
+	Attestation:      Attestation,
+	IdentityTokens:   true,
+	MaxUserdata:      256 << 10, // the size of a metadata value
+	LeaderNetwork:    LeaderAddress{},
+	LoadBalancer:     InstanceGroup{},
+	Identity:         PooledAccount{},
+	CheckZone:        checkZone,
+	CheckOptions:     checkOptions,
+	CheckArgs:        call.CheckArgs,
 
 	LeaderNetworkKinds: []string{LeaderAlias, LeaderLoadBalancer},
 

@@ -17,6 +17,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
@@ -32,6 +33,17 @@ var gcp = Cloud{
 	Attest: func(ctx context.Context, o Options, instance string) ([]byte, error) {
 		return NewGCP(o.atGoogle()).get(ctx, identityTokenPath+"?"+
 			url.Values{"audience": {contract.Audience(instance)}, "format": {"full"}}.Encode())
+	},
+	Member: func(ctx context.Context, o Options, batch ident.Batch) (ident.ID, error) {
+		name, err := NewGCP(o.atGoogle()).get(ctx, namePath)
+		if err != nil {
+			return ident.ID{}, err
+		}
+		id, err := ident.ParseID(string(name))
+		if err != nil || !batch.Has(id) {
+			return ident.ID{}, fmt.Errorf("the VM's name is %.100q", name)
+		}
+		return id, nil
 	},
 }
 
@@ -61,6 +73,8 @@ const (
 	eventPath     = "/computeMetadata/v1/instance/maintenance-event"
 	upcomingPath  = "/computeMetadata/v1/instance/upcoming-maintenance?alt=json"
 	policyPath    = "/computeMetadata/v1/instance/scheduling/on-host-maintenance"
+	// namePath is the path of the VM's name, which is the instance's ID.
+	namePath = "/computeMetadata/v1/instance/name"
 	// identityTokenPath does not exist on a VM without a service account.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity
 	identityTokenPath = "/computeMetadata/v1/instance/service-accounts/default/identity"

@@ -449,6 +449,37 @@ func TestAWSMember(t *testing.T) {
 	}
 }
 
+// TestGCPMember checks that a VM of Compute Engine knows its instance ID from its name.
+func TestGCPMember(t *testing.T) {
+	answer := ""
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/computeMetadata/v1/instance/name" {
+			t.Errorf("asked %s", r.URL.Path)
+		}
+		w.Header().Set("Metadata-Flavor", "Google")
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(server.URL, "http://"))
+	var batches [2]ident.Batch
+	for i := range batches {
+		var err error
+		if batches[i], err = ident.NewBatch("wrk", time.Now(), rand.Reader); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, _ := batches[0].Member(3)
+	answer = want.String()
+	if id, err := Find("gcp", Firmware{}).Member(t.Context(), Options{}, batches[0]); err != nil || id != want {
+		t.Errorf("%s, %v, want %s", id, err, want)
+	}
+	for _, answer = range []string{"", "x", batches[0].String(), batches[1].First().String()} {
+		if id, err := Find("gcp", Firmware{}).Member(t.Context(), Options{}, batches[0]); err == nil {
+			t.Errorf("name %q: %s", answer, id)
+		}
+	}
+}
+
 // TestGCPAttest checks that the agent asks for an identity token in the format "full", with its instance as the
 // audience. The agent accepts a token only from Google's metadata service.
 func TestGCPAttest(t *testing.T) {

@@ -53,6 +53,7 @@ func (c *Compute) addInstances() {
 	c.Add(Kind{Collection: "disks", Type: "disk", Methods: []string{"insert", "get", "list", "delete", "setLabels"}})
 	c.Handle("compute.instances.setMetadata", c.setMetadata)
 	c.Handle("compute.instances.updateNetworkInterface", c.updateInterface)
+	c.Handle("compute.instances.bulkInsert", c.bulkInsert)
 	c.addPower()
 	c.Handle("compute.instances.getSerialPortOutput", c.serialPort)
 }

@@ -24,11 +24,8 @@ type Instance struct {
 	Preempted bool
 	// Upcoming is when the maintenance of the VM's host begins; zero: none is announced.
 	Upcoming time.Time
-}
-
-// Suspended reports whether the instance is suspended or about to be.
-func (i Instance) Suspended() bool {
-	return i.Body["status"] == suspending || i.Body["status"] == suspended
+	// Stopped and Suspended report whether the machine of an instance sleeps or falls asleep.
+	Stopped, Suspended bool
 }
 
 // Interface returns the first network interface.
@@ -77,8 +74,8 @@ type Machines interface {
 // Machine is the machine of a running instance. A machine that ends by itself must call [Compute.Ended]. Compute holds
 // its lock when it calls Console, but not when it calls the other methods.
 type Machine interface {
-	// Changed is called after the instance's metadata, labels or interfaces changed, and when the instance is suspended
-	// or resumed. The machine asks for all this with [Compute.Instance]. No process of a suspended machine runs.
+	// Changed is called after the instance's metadata, labels or interfaces changed, and when its machine is to sleep
+	// or to wake. The machine asks for all this with [Compute.Instance].
 	Changed()
 	// Console returns what the machine has written to serial port 1.
 	Console() string
@@ -147,6 +144,10 @@ func (c *Compute) machineView(r *Resource) Instance {
 	view := Instance{ID: r.ID, Path: r.Path, Name: r.Name(), Zone: scope[strings.LastIndexByte(scope, '/')+1:],
 		Body: body, Forwarded: c.forwarded(r), Preempted: r.preempted,
 		Upcoming: r.upcoming}
+	if status := r.Body["status"]; !r.removing {
+		view.Stopped = status == stopping || status == terminated
+		view.Suspended = status == suspending || status == suspended
+	}
 	for _, disk := range Objects(body["disks"]) {
 		if source := c.Find(rest.Text(disk, "source")); source != nil && disk["boot"] == true {
 			if image := c.findImage(rest.Text(source.Body, "sourceImage")); image != nil {

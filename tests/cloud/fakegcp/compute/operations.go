@@ -27,6 +27,8 @@ type Operation struct {
 	finish     func() error
 	failure    *Failure
 	message    string // of an operation of the service itself
+	group      string // of the operations of a bulkInsert
+	bulk       *bulk
 }
 
 // Failure is the error of an operation that failed after the call was accepted.
@@ -140,6 +142,16 @@ func (op *Operation) describe() map[string]any {
 	}
 	if !op.ended.IsZero() {
 		out["status"], out["progress"], out["endTime"] = "DONE", 100, op.ended.In(pacific).Format(time.RFC3339Nano)
+	}
+	if op.group != "" {
+		out["operationGroupId"] = op.group
+	}
+	if op.bulk != nil {
+		out["instancesBulkInsertOperationMetadata"] = op.bulk.describe()
+	}
+	if op.kind == "bulkInsert" { // it has no target
+		delete(out, "targetId")
+		delete(out, "targetLink")
 	}
 	if op.message != "" {
 		out["statusMessage"] = op.message

@@ -16,21 +16,18 @@ type power struct {
 	repeatable bool
 	// check returns the error with which the operation fails. Optional.
 	check func(call *rest.Call, r *Resource) error
-	// begin and end change the instance's machine. Optional.
-	begin func(r *Resource)
-	end   func(r *Resource) error
+	// end runs at the end of the operation. Optional.
+	end func(r *Resource) error
 }
 
 // addPower adds the methods that start, stop, suspend and resume instances. A stopped or suspended instance keeps its
 // addresses and disks. https://cloud.google.com/compute/docs/instances/instance-life-cycle
 func (c *Compute) addPower() {
 	for method, p := range map[string]power{
-		"stop": {from: running, during: stopping, to: terminated, repeatable: true, check: c.checkLocalSSDs,
-			begin: c.stopMachine},
-		"start": {from: terminated, during: provisioning, to: running, repeatable: true, end: c.boot},
-		"suspend": {from: running, during: suspending, to: suspended, check: c.checkSuspend,
-			begin: func(r *Resource) { _ = c.changedInstance(r) }}, // Never fails.
-		"resume": {from: suspended, during: provisioning, to: running, end: c.changedInstance},
+		"stop":    {from: running, during: stopping, to: terminated, repeatable: true, check: c.checkLocalSSDs},
+		"start":   {from: terminated, during: provisioning, to: running, repeatable: true, end: c.startAgain},
+		"suspend": {from: running, during: suspending, to: suspended, check: c.checkSuspend},
+		"resume":  {from: suspended, during: provisioning, to: running, end: c.changedInstance},
 	} {
 		c.Handle("compute.instances."+method, func(call *rest.Call) (any, error) { return c.power(call, p) })
 	}
@@ -63,9 +60,7 @@ func (c *Compute) power(call *rest.Call, p power) (any, error) {
 		}
 	}
 	r.Body["status"] = p.during
-	if p.begin != nil {
-		p.begin(r)
-	}
+	_ = c.changedInstance(r) // Never fails.
 	left := func() bool { return c.resources[r.Path] != r || r.removing || r.Body["status"] != p.during }
 	return c.Start(call.Method, r, func() error {
 		if left() {
@@ -82,6 +77,14 @@ func (c *Compute) power(call *rest.Call, p power) (any, error) {
 			_ = c.changedInstance(r) // Never fails.
 		}
 	}), nil
+}
+
+// startAgain lets the machine of a stopped instance boot again. A machine that has ended by itself is made anew.
+func (c *Compute) startAgain(r *Resource) error {
+	if r.machine == nil {
+		return c.boot(r)
+	}
+	return c.changedInstance(r)
 }
 
 // checkLocalSSDs refuses a call that does not say what becomes of the data of local SSDs.

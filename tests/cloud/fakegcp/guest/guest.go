@@ -75,8 +75,9 @@ type guest struct {
 
 	metadata *metadata
 
-	mu      sync.Mutex // held while the addresses change
+	mu      sync.Mutex // held while the addresses change, and while the machine falls asleep or wakes
 	aliases []netip.Addr
+	sleeps  bool
 }
 
 // ID returns the name of an instance's machine. It is the number of the instance, because a later instance may get the
@@ -143,8 +144,11 @@ func (g *guest) Changed() {
 		return
 	}
 	g.metadata.set(i)
-	if err := g.Suspend(i.Suspended()); err != nil {
-		g.Log.Error("a machine was not suspended or resumed", "instance", i.Name, "error", err)
+	if err := g.sleep(i.Stopped, i.Suspended); err != nil {
+		g.Log.Error("a machine did not sleep or wake", "instance", i.Name, "error", err)
+	}
+	if g.sleeps {
+		return
 	}
 	nic := i.Interface()
 	var local, aliases []netip.Addr
@@ -175,6 +179,19 @@ func (g *guest) Changed() {
 		}
 	}
 	g.aliases = aliases
+}
+
+// sleep lets the machine sleep or wake. The caller holds g.mu.
+func (g *guest) sleep(stopped, suspended bool) error {
+	sleeps := stopped || suspended
+	if g.sleeps == sleeps {
+		return nil
+	}
+	g.sleeps = sleeps
+	if sleeps {
+		return g.Instance.Sleep(suspended)
+	}
+	return g.Instance.Wake()
 }
 
 // Console implements [compute.Machine].

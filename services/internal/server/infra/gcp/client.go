@@ -23,13 +23,9 @@ type Call struct {
 //
 // Source: the section IAM Permissions of each method in https://cloud.google.com/compute/docs/reference/rest/v1.
 var Calls = []Call{
-	{"compute.instances.insert", []string{"compute.instances.addResourcePolicies", "compute.instances.create",
-		"compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount",
-		"compute.instances.setTags", "compute.disks.addResourcePolicies", "compute.disks.create",
-		"compute.disks.setLabels", "compute.disks.useReadOnly", "compute.images.useReadOnly",
-		"compute.resourcePolicies.use", "compute.snapshots.useReadOnly", "compute.storagePools.use",
-		"compute.subnetworks.use", "compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
+	{"compute.instances.insert", toCreate,
 		"an instance is made (iam.serviceAccounts.actAs on the service account that args name)"},
+	{"compute.instances.bulkInsert", toCreate, "many instances are made with one call"},
 	{"compute.instances.delete", []string{"compute.instances.delete"}, "an instance is deleted"},
 	{"compute.instances.stop", []string{"compute.instances.stop"}, "a spare is put to sleep as stopped"},
 	{"compute.instances.suspend", []string{"compute.instances.suspend"}, "a spare is put to sleep as suspended"},
@@ -66,6 +62,14 @@ var Calls = []Call{
 	{"compute.subnetworks.get", []string{"compute.subnetworks.get"},
 		"subnets are checked at start and on change; their room, every collection interval"},
 }
+
+// toCreate are the permissions to make an instance.
+var toCreate = []string{"compute.instances.addResourcePolicies", "compute.instances.create",
+	"compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount",
+	"compute.instances.setTags", "compute.disks.addResourcePolicies", "compute.disks.create",
+	"compute.disks.setLabels", "compute.disks.useReadOnly", "compute.images.useReadOnly",
+	"compute.resourcePolicies.use", "compute.snapshots.useReadOnly", "compute.storagePools.use",
+	"compute.subnetworks.use", "compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"}
 
 // client makes the provider's API calls. After an error that may be temporary, it repeats a call if the call only reads
 // or has a requestId.
@@ -124,9 +128,25 @@ func (c client) change(ctx context.Context, call interface {
 // had an effect.
 func (c client) insert(ctx context.Context, in *compute.Instance, requestID string) (op *compute.Operation,
 	doubtful bool, err error) {
+	return insertOnce(ctx, func(ctx context.Context) (*compute.Operation, error) {
+		return c.service.Instances.Insert(c.project, c.zone, in).RequestId(requestID).Context(ctx).Do()
+	})
+}
+
+// bulkInsert is [client.insert] for many instances.
+func (c client) bulkInsert(ctx context.Context, in *compute.BulkInsertInstanceResource, requestID string) (
+	op *compute.Operation, doubtful bool, err error) {
+	return insertOnce(ctx, func(ctx context.Context) (*compute.Operation, error) {
+		return c.service.Instances.BulkInsert(c.project, c.zone, in).RequestId(requestID).Context(ctx).Do()
+	})
+}
+
+// insertOnce sends a request with a requestId, and repeats it after an error that may be temporary.
+func insertOnce(ctx context.Context, send func(context.Context) (*compute.Operation, error)) (op *compute.Operation,
+	doubtful bool, err error) {
 	op, err = googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
 		ctx, sent := googlecloud.WithSent(ctx)
-		op, err := c.service.Instances.Insert(c.project, c.zone, in).RequestId(requestID).Context(ctx).Do()
+		op, err := send(ctx)
 		if status := googlecloud.StatusOf(err); err != nil && sent.Load() && (status == 0 || status >= 500) {
 			doubtful = true
 		}

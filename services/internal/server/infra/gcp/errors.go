@@ -30,6 +30,7 @@ var classes = map[string]infra.Class{
 	"QUOTA_EXCEEDED":                            infra.Capacity,
 	"LIMIT_EXCEEDED":                            infra.Capacity,
 	"IP_SPACE_EXHAUSTED":                        infra.Capacity,
+	"VM_MIN_COUNT_NOT_REACHED":                  infra.Capacity,
 	"IP_SPACE_EXHAUSTED_WITH_DETAILS":           infra.Capacity,
 	"quotaExceeded":                             infra.Capacity,
 	"limitExceeded":                             infra.Capacity,

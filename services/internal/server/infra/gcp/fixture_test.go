@@ -134,6 +134,23 @@ func (c *testCloud) create(p *Provider, req infra.CreateRequest) infra.VM {
 	return vm
 }
 
+// setRoom limits how many VMs can run, including those that run.
+func (c *testCloud) setRoom(vms int) {
+	c.fake.Repair()
+	for _, kind := range []string{"insert", "start", "resume"} {
+		c.fake.Fail(compute.Fault{Type: kind, Collection: "instances", Failure: compute.Stockout(),
+			Matches: func(*compute.Resource) bool {
+				running := 0
+				for _, r := range c.fake.All("", "instances") {
+					if r.Body["status"] == "RUNNING" {
+						running++
+					}
+				}
+				return running >= vms
+			}})
+	}
+}
+
 // disks identifies the disks of a VM.
 func (c *testCloud) disks(t *testing.T, vm infra.VM) string {
 	t.Helper()

@@ -1,9 +1,10 @@
 // Package gcp makes VMs from Compute Engine instances. It is the only package that changes anything in Google Cloud.
 //
-// Invariants: the instance ID is the VM's name, and the UUID in the instance ID is the requestId of every insert. So
-// each instance ID has at most one VM at a time. Google remembers a requestId for about an hour. If a request may be
-// older than that, the provider first reads the log of operations, so that it never makes a second VM. VMs are
-// addressed by their numeric IDs, which are not reused. The package makes only the calls that [Calls] lists.
+// Invariants: the instance ID is the VM's name, and the UUID in the instance ID is the requestId of every insert. The
+// requestId of a bulkInsert is the UUID in the first ID of its batch. So each instance ID has at most one VM at a time.
+// Google remembers a requestId for about an hour. If a request may be older than that, the provider first reads the log
+// of operations, so that it never makes a second VM. VMs are addressed by their numeric IDs, which are not reused. The
+// package makes only the calls that [Calls] lists.
 package gcp
 
 import (
@@ -81,6 +82,7 @@ var (
 	_ infra.Attestor        = (*Provider)(nil)
 	_ infra.Verifier        = (*Provider)(nil)
 	_ infra.Sleeper         = (*Provider)(nil)
+	_ infra.Batch           = (*Provider)(nil)
 
 	_ infra.LoadBalancerHealth  = (*Provider)(nil)
 	_ infra.DeregistrationDelay = (*Provider)(nil)

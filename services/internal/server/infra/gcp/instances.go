@@ -51,7 +51,11 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 			return infra.VM{}, err
 		}
 	}
-	in, err := p.instance(req)
+	digest, err := req.Digest()
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	in, err := p.instance(req, digest)
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
 	}
@@ -166,8 +170,7 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 
 // List implements infra.Provider. It reads all pages of instances.list, filtered by labels.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
-	found, err := p.api.list(ctx, fmt.Sprintf("(labels.%s = %q) (labels.%s = %q)", labelCluster, owner.Cluster,
-		labelShard, owner.Shard))
+	found, err := p.listOwned(ctx, owner)
 	if err != nil {
 		return nil, p.classify("list", "instances.list", err)
 	}
@@ -176,6 +179,12 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		vms = append(vms, p.describe(in))
 	}
 	return infra.SortVMs(vms), nil
+}
+
+// listOwned returns the instances with the labels of an owner.
+func (p *Provider) listOwned(ctx context.Context, owner infra.Owner) ([]*compute.Instance, error) {
+	return p.api.list(ctx, fmt.Sprintf("(labels.%s = %q) (labels.%s = %q)", labelCluster, owner.Cluster, labelShard,
+		owner.Shard))
 }
 
 // FindByInstance implements infra.Provider. It looks the VM up by the VM's name.
@@ -341,6 +350,9 @@ const (
 func encodeTags(t infra.Tags) (labels, items map[string]string, err error) {
 	labels, items = map[string]string{}, map[string]string{}
 	for name, value := range t.Values() {
+		if name == infra.TagInstanceID && t.Instance.IsZero() {
+			continue // the VMs of a batch
+		}
 		key := contract.Prefix + name
 		err := contract.CheckLabel(key, value)
 		switch {
@@ -359,13 +371,17 @@ func encodeTags(t infra.Tags) (labels, items map[string]string, err error) {
 // warning.
 func decodeTags(in *compute.Instance) (t infra.Tags, warning string) {
 	t, warning = infra.ParseTags(func(name string) string {
-		if label, ok := in.Labels[contract.Prefix+name]; ok {
+		label, ok := in.Labels[contract.Prefix+name]
+		switch {
+		case ok:
 			return label
+		case name == infra.TagInstanceID:
+			return in.Name // of a VM of a batch
 		}
 		return item(in, contract.Prefix+name)
 	})
 	if id, err := ident.ParseID(in.Name); err == nil && t.Instance.IsZero() {
-		t.Instance = id // The label was removed, but the name cannot be.
+		t.Instance = id // The label was changed, but the name cannot be.
 	}
 	return t, warning
 }
@@ -387,8 +403,8 @@ func item(in *compute.Instance, key string) string {
 const maxUserdata = 256 << 10
 
 // instance returns the Compute Engine instance that the insert for a create request sends. It depends only on the
-// request and the configuration.
-func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) {
+// request with its digest, and the configuration.
+func (p *Provider) instance(req infra.CreateRequest, digest string) (*compute.Instance, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
 	}
@@ -415,9 +431,7 @@ func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) 
 		in.Labels = map[string]string{}
 	}
 	maps.Copy(in.Labels, labels)
-	if items[itemRequest], err = req.Digest(); err != nil {
-		return nil, err
-	}
+	items[itemRequest] = digest
 	if err := addUserdata(items, req.Userdata); err != nil {
 		return nil, err
 	}

@@ -9,12 +9,17 @@ import (
 	"google.golang.org/api/compute/v1"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 func TestNumberOfLabels(t *testing.T) {
-	labels, items, err := encodeTags(infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}, Spot: true,
-		CreatedAt: time.Now()})
+	id, err := ident.ParseID("knc06bgm7733st2576nx5jht4ecjw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels, items, err := encodeTags(infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}, Instance: id,
+		Spot: true, CreatedAt: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/oauth2"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
@@ -38,21 +39,35 @@ const everyPermission = `{
 // TestCallsListThePermissionsOfArgs makes a VM with everyPermission, as a server whose role has exactly the permissions
 // that Calls lists for instances.insert, and those to wait. Without any one of them, Google must refuse the VM.
 func TestCallsListThePermissionsOfArgs(t *testing.T) {
-	i := slices.IndexFunc(Calls, func(c Call) bool { return c.Method == "compute.instances.insert" })
-	all := Calls[i].Permissions
-	if err := createAs(t, all); err != nil {
-		t.Fatal(err)
+	single := func(p *Provider, req infra.CreateRequest) error {
+		_, err := p.Create(t.Context(), req)
+		return err
 	}
-	for i, without := range all {
-		t.Run("without "+without, func(t *testing.T) {
-			wantClass(t, "create", createAs(t, slices.Delete(slices.Clone(all), i, i+1)), infra.Denied, without)
-		})
+	batch := func(p *Provider, req infra.CreateRequest) error {
+		of := req.Tags.Instance.Batch()
+		req.Tags.Instance = ident.ID{}
+		_, err := p.CreateBatch(t.Context(), infra.BatchRequest{Batch: of, Count: 2, VM: req})
+		return err
+	}
+	for method, create := range map[string]func(*Provider, infra.CreateRequest) error{
+		"compute.instances.insert": single, "compute.instances.bulkInsert": batch} {
+		i := slices.IndexFunc(Calls, func(c Call) bool { return c.Method == method })
+		all := Calls[i].Permissions
+		if err := createAs(t, all, create); err != nil {
+			t.Fatal(err)
+		}
+		for i, without := range all {
+			t.Run(method+" without "+without, func(t *testing.T) {
+				wantClass(t, "create", createAs(t, slices.Delete(slices.Clone(all), i, i+1), create), infra.Denied,
+					without)
+			})
+		}
 	}
 }
 
-// createAs makes a VM with everyPermission in a new project, as a service account with the given permissions and
-// those to wait.
-func createAs(t *testing.T, permissions []string) error {
+// createAs calls create with a request for a VM with everyPermission in a new project, as a service account with the
+// given permissions and those to wait and to read.
+func createAs(t *testing.T, permissions []string, create func(*Provider, infra.CreateRequest) error) error {
 	t.Helper()
 	const server = "server@" + fakegcp.Project + ".iam.gserviceaccount.com"
 	fake, err := fakegcp.New(zone)
@@ -81,7 +96,8 @@ func createAs(t *testing.T, permissions []string) error {
 			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
 		}
 	}
-	list, err := json.Marshal(append(permissions, "compute.zoneOperations.get", "compute.instances.get"))
+	list, err := json.Marshal(append(permissions, "compute.zoneOperations.get", "compute.instances.get",
+		"compute.instances.list"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,6 +118,5 @@ func createAs(t *testing.T, permissions []string) error {
 	})
 	req := c.request()
 	req.Args = compute.JSON(everyPermission)
-	_, err = p.Create(t.Context(), req)
-	return err
+	return create(p, req)
 }

@@ -35,6 +35,7 @@ func TestConformance(t *testing.T) {
 			},
 			Settle:  func(*testing.T) { c.ahead.Add(int64(time.Second)) },
 			Reopen:  func(*testing.T) infra.Provider { return c.open(nil) },
+			Room:    func(_ *testing.T, vms int) { c.setRoom(vms) },
 			Sleeps:  contract.Block.Sleeps,
 			Disks:   c.disks,
 			Unknown: "9999999999999999999",
@@ -270,7 +271,7 @@ func TestRequest(t *testing.T) {
 	if item(in, "startup-script") != "#!/bin/sh\n" {
 		t.Errorf("metadata %+v", in.Metadata)
 	}
-	made, err := p.instance(req)
+	made, err := p.instance(req, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -360,7 +361,7 @@ func TestPurchasedAsSpot(t *testing.T) {
 	if vm := c.create(p, c.request()); vm.Tags.Spot {
 		t.Errorf("tags %+v", vm.Tags)
 	}
-	standard, err := p.instance(c.request())
+	standard, err := p.instance(c.request(), "")
 	if restart := standard.Scheduling.AutomaticRestart; err != nil || restart == nil || *restart {
 		t.Errorf("scheduling %+v, %v", standard.Scheduling, err)
 	}
