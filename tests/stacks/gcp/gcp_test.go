@@ -58,10 +58,10 @@ var server = map[string]any{"health_check_interval": "2s", "default_drain_timeou
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
 // attested returns a configuration with the settings "server", which also requires each agent to prove on which VM it
-// runs.
+// runs, and allows one call to create many VMs.
 func attested() map[string]any {
 	with := maps.Clone(server)
-	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
+	with["attestation"] = map[string]any{"method": "gcp-identity-token", "batches": true}
 	return hooked(with)
 }
 
@@ -140,6 +140,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 			t.Errorf("e2-small is %v", size)
 		}
 	})
+
+	createsBatch(t, s, zone, operator)
 
 	// A plan must report all mistakes, and name the fields or variables with the mistakes. It must also refuse what
 	// cannot change on a live shard. The arguments of VMs are checked only if the variables are valid.
@@ -250,6 +252,29 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	if diff := cmp.Diff(before, c.Inventory()); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// createsBatch adds 20 VMs to a group of two. Few calls create them, and each agent registers as the instance that its VM
+// is.
+func createsBatch(t *testing.T, s *scenario.Shard, zone shard, operator nstancev1.OperatorServiceClient) {
+	t.Helper()
+	size := func(patch string, want int) {
+		t.Helper()
+		if _, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "workers",
+			Patch: `{"size": ` + patch + `}`, MustExist: true}); err != nil {
+			t.Fatal(err)
+		}
+		s.Settled(t, want, nil)
+	}
+	called := func() (bulk, single int) {
+		return zone.called(zone.zone, "compute.instances.bulkInsert"), zone.called(zone.zone, "compute.instances.insert")
+	}
+	_, before := called()
+	size("22", 22)
+	if bulk, single := called(); bulk == 0 || bulk+single-before > 10 {
+		t.Errorf("%d calls of bulkInsert and %d of insert for 20 VMs", bulk, single-before)
+	}
+	size("null", 2)
 }
 
 // everyPermission is the args of a Spot VM that need all permissions which Google checks for the fields that args may

@@ -205,7 +205,7 @@ func (s shard) find(match func(compute.Instance) bool) (ids []string) {
 
 // Workers implements [scenario.Cloud].
 func (s shard) Workers() []string {
-	return s.find(func(i compute.Instance) bool { return i.Label("nstance-instance-id") != "" })
+	return s.find(func(i compute.Instance) bool { return i.Label("nstance-group") != "" })
 }
 
 // Servers implements [scenario.Cloud].
