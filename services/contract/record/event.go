@@ -29,6 +29,8 @@ const (
 	EventInstancePreserved EventKind = "instance_preserved"
 	// It was a warm spare, and is a member of its group now.
 	EventInstancePromoted EventKind = "instance_promoted"
+	// It is a warm spare, and its VM is put to sleep.
+	EventInstanceAsleep EventKind = "instance_asleep"
 	// The cloud recommends replacing its VM, or no longer does.
 	EventInstanceRecommendation EventKind = "instance_recommendation"
 	// The cloud has announced, changed or withdrawn maintenance of its VM.
@@ -61,7 +63,7 @@ func EventKinds() []EventKind {
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
 		EventOperatorRegistered, EventInstanceFlaps, EventInstanceDrainHook, EventGroupSize,
 		EventInstanceRecommendation, EventInstanceMaintenance, EventInstancePreserved, EventOverrideEnded,
-		EventInstancePromoted}
+		EventInstancePromoted, EventInstanceAsleep}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

@@ -118,7 +118,7 @@ var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventPendingDeletion: "leader", shardstate.EventDeleted: "leader", shardstate.EventFilesPushed: "leader",
 	shardstate.EventFlaps: "leader", shardstate.EventDrainHook: "agent", shardstate.EventPreserved: "leader",
 	shardstate.EventRecommendation: "agent", shardstate.EventMaintenance: "agent",
-	shardstate.EventPromoted: "leader",
+	shardstate.EventPromoted: "leader", shardstate.EventAsleep: "leader",
 }
 
 // journalAlert records that an alert was raised or resolved.

@@ -156,6 +156,8 @@ const (
 	InstanceEvent_TYPE_PRESERVED InstanceEvent_Type = 16
 	// The instance was a warm spare, and is a member of its group now.
 	InstanceEvent_TYPE_PROMOTED InstanceEvent_Type = 17
+	// The instance is a warm spare, and its VM is put to sleep.
+	InstanceEvent_TYPE_ASLEEP InstanceEvent_Type = 18
 )
 
 // Enum value maps for InstanceEvent_Type.
@@ -179,6 +181,7 @@ var (
 		15: "TYPE_MAINTENANCE",
 		16: "TYPE_PRESERVED",
 		17: "TYPE_PROMOTED",
+		18: "TYPE_ASLEEP",
 	}
 	InstanceEvent_Type_value = map[string]int32{
 		"TYPE_UNSPECIFIED":      0,
@@ -199,6 +202,7 @@ var (
 		"TYPE_MAINTENANCE":      15,
 		"TYPE_PRESERVED":        16,
 		"TYPE_PROMOTED":         17,
+		"TYPE_ASLEEP":           18,
 	}
 )
 
@@ -4540,7 +4544,7 @@ type InstanceStatus struct {
 	// State of the VM at the provider: pending, running, ...
 	ProviderState string `protobuf:"bytes,7,opt,name=provider_state,json=providerState,proto3" json:"provider_state,omitempty"`
 	ProviderId    string `protobuf:"bytes,8,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
-	// Health of the instance: healthy, unhealthy, silent, unregistered, unknown or stopping.
+	// Health of the instance: healthy, unhealthy, silent, unregistered, unknown, stopping or asleep.
 	Health              string                 `protobuf:"bytes,9,opt,name=health,proto3" json:"health,omitempty"`
 	HealthMessage       string                 `protobuf:"bytes,10,opt,name=health_message,json=healthMessage,proto3" json:"health_message,omitempty"`
 	Ipv4                string                 `protobuf:"bytes,11,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
@@ -6498,7 +6502,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15WatchInstancesRequest\x12\x18\n" +
 	"\aobserve\x18\x01 \x01(\bR\aobserve\"I\n" +
 	"\x16WatchInstancesResponse\x12/\n" +
-	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xd7\x05\n" +
+	"\x05event\x18\x01 \x01(\v2\x19.nstance.v1.InstanceEventR\x05event\"\xe8\x05\n" +
 	"\rInstanceEvent\x122\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1e.nstance.v1.InstanceEvent.TypeR\x04type\x126\n" +
 	"\binstance\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12\x16\n" +
@@ -6507,7 +6511,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1a\n" +
 	"\breplaces\x18\x06 \x01(\tR\breplaces\x12\x14\n" +
 	"\x05drain\x18\a \x01(\bR\x05drain\x127\n" +
-	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xf2\x02\n" +
+	"\tremaining\x18\b \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x83\x03\n" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTYPE_CREATING\x10\x01\x12\x10\n" +
@@ -6528,7 +6532,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x13TYPE_RECOMMENDATION\x10\x0e\x12\x14\n" +
 	"\x10TYPE_MAINTENANCE\x10\x0f\x12\x12\n" +
 	"\x0eTYPE_PRESERVED\x10\x10\x12\x11\n" +
-	"\rTYPE_PROMOTED\x10\x11\"\x14\n" +
+	"\rTYPE_PROMOTED\x10\x11\x12\x0f\n" +
+	"\vTYPE_ASLEEP\x10\x12\"\x14\n" +
 	"\x12WatchErrorsRequest\"C\n" +
 	"\x13WatchErrorsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.nstance.v1.ErrorEventR\x05event\"\xe5\x01\n" +

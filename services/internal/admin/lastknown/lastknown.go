@@ -338,6 +338,8 @@ func (v *view) instance(rec *record.Instance) *nstancev1.InstanceStatus {
 	case rec.State == record.Deleted:
 	case rec.RegisteredAt.IsZero():
 		out.Health = "unregistered"
+	case rec.IsSpare() && !rec.Spare.AsleepAt.IsZero():
+		out.Health = "asleep"
 	case e.Kind == record.EventInstanceHealthy:
 		out.Health = "healthy"
 	case e.Kind == record.EventInstanceUnhealthy:

@@ -38,6 +38,10 @@ func (f *Fleet) start(a plan.Action) {
 				f.fail("%s becomes a member twice", vm.Name)
 			}
 			vm.Spare, vm.PromotedAt, vm.Finishes = false, f.Now, a.Finishes()
+			if vm.Waking() {
+				vm.Healthy, vm.EverHealthy, vm.ChecksPending, vm.FailedCheck = false, false, false, ""
+				vm.PowerOffAt, vm.RestartingAt, vm.MaintenanceFailed = time.Time{}, time.Time{}, plan.Failure{}
+			}
 			if a.Cause.Advised() {
 				f.advised = plan.ApplyAdvisedCreate(f.advised, f.Group.GroupKey, "", f.Now)
 			}
@@ -60,6 +64,10 @@ func (f *Fleet) start(a plan.Action) {
 			vm.PreservedAt = f.Now
 			f.countFailure(vm, a)
 		})
+	case plan.Sleep:
+		f.try(vm, plan.Sleeping, f.Write, func() bool { return f.sleep(vm) })
+	case plan.Wake:
+		f.try(vm, plan.Waking, f.Write, func() bool { return f.wake(vm) })
 	case plan.Drain:
 		f.work(vm, plan.Draining, f.Write, func() {
 			vm.Announced, vm.InLoadBalancers, vm.Operator = true, false, f.DrainAfter != 0
@@ -133,6 +141,8 @@ func (f *Fleet) start(a plan.Action) {
 // countFailure counts the failure of an instance, if it is deleted or preserved because it failed.
 func (f *Fleet) countFailure(vm *VM, a plan.Action) {
 	switch {
+	case a.Cause == plan.CauseNotWoken:
+		f.notWokenAt = f.Now
 	case a.Cause == plan.CauseUnregistered && vm.Spare:
 		f.spareBackoff = plan.ApplyCreateFailure(f.spareBackoff, f.Group.GroupKey, a.Reason, f.Now)
 	case a.Cause == plan.CauseUnregistered:
@@ -146,18 +156,65 @@ func (f *Fleet) countFailure(vm *VM, a plan.Action) {
 }
 
 func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
+	f.try(vm, work, d, func() bool { done(); return true })
+}
+
+// try is like work for what may fail. do returns false if it failed.
+func (f *Fleet) try(vm *VM, work plan.Work, d time.Duration, do func() bool) {
 	vm.Work = work
 	f.after(d, f.term, func() {
-		vm.Instance = plan.ApplyWorkResult(vm.Instance, f.Broken, f.Now)
-		if !f.Broken {
-			done()
-		}
+		failed := f.Broken || !do()
+		vm.Instance = plan.ApplyWorkResult(vm.Instance, failed, f.Now)
 	})
+}
+
+// sleep records that a spare sleeps, and puts its VM to sleep.
+func (f *Fleet) sleep(vm *VM) bool {
+	if vm.AsleepAt.IsZero() {
+		vm.AsleepAt = f.Now
+	}
+	if f.NoSleep || vm.Truth == plan.ProviderPending {
+		return false
+	}
+	vm.SleepRequested = f.Now
+	if vm.Truth == plan.ProviderRunning {
+		vm.Truth = plan.ProviderStopping
+		f.lose(vm)
+		f.after(f.FallAsleep, 0, func() {
+			if vm.Truth == plan.ProviderStopping {
+				vm.Truth = plan.ProviderStopped
+			}
+		})
+	}
+	return true
+}
+
+// wake wakes the VM of a member.
+func (f *Fleet) wake(vm *VM) bool {
+	switch {
+	case f.LostSleep, vm.Truth == plan.ProviderGone, vm.Truth == plan.ProviderGoing:
+		vm.WakeFailed = "it is gone"
+		return false
+	case f.NoWake, vm.Truth == plan.ProviderStopping:
+		return false
+	case vm.Truth == plan.ProviderStopped:
+		vm.Truth = plan.ProviderPending
+		f.after(f.WakeUp, 0, func() {
+			if vm.Truth == plan.ProviderPending {
+				vm.Truth, vm.Agent, vm.reportFrom = plan.ProviderRunning, true, f.Now
+			}
+		})
+	}
+	vm.WakeRequested = f.Now
+	return true
 }
 
 func (f *Fleet) startCreate(a plan.Action) {
 	vm := f.make()
 	vm.Spot, vm.Spare, vm.Finishes = a.Spot, a.Spare, a.Finishes()
+	if vm.Spare {
+		vm.Sleep = f.Group.Spares.Sleep()
+	}
 	if a.Spot && f.NoSpot {
 		f.spotRefusedAt = f.Now
 		vm.Spot = !a.Fallback
@@ -338,6 +395,7 @@ func (f *Fleet) Crash(landed func() bool) {
 	}
 	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
 	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
+	f.notWokenAt = time.Time{}
 	f.advised, f.spareBackoff, f.pendingSpares = plan.Notices{}, plan.Backoff{}, 0
 	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
 	f.lateRaised = false
@@ -355,6 +413,8 @@ func (f *Fleet) Crash(landed func() bool) {
 		vm.Announced, vm.Operator, vm.Drained, vm.TerminateRequested = false, false, false, time.Time{}
 		vm.Hook, vm.HookEnded = false, false
 		vm.PowerOffAt = time.Time{}
+		vm.SleepRequested, vm.WakeRequested, vm.WakeFailed, vm.Role = time.Time{}, time.Time{}, "", ""
+		vm.Woken = vm.Waking() && !f.Now.Before(vm.PromotedAt.Add(10*time.Minute))
 		vm.Lapses, vm.FlapsRaised, vm.Finishes = plan.Lapses{}, false, ident.ID{}
 		vm.reportFrom = f.Now.Add(time.Duration(f.rand.Int63n(int64(10 * time.Second)))) // agents reconnect
 		f.see(vm, f.Now)

@@ -59,7 +59,9 @@ func Random(rng *rand.Rand) *Fleet {
 func (f *Fleet) DrawSpares() {
 	if f.spares.Intn(3) == 0 {
 		f.Group.Spares = config.Spares{Count: 1 + f.spares.Intn(3),
-			MaxAge: config.Duration(f.spares.Intn(3)) * config.Duration(time.Hour)}
+			MaxAge: config.Duration(f.spares.Intn(3)) * config.Duration(time.Hour),
+			State:  []string{config.SparesRunning, config.SparesStopped, config.SparesSuspended}[f.spares.Intn(3)]}
+		f.FallAsleep, f.WakeUp = time.Duration(f.spares.Intn(90))*time.Second, time.Duration(f.spares.Intn(60))*time.Second
 		for range f.spares.Intn(f.Group.Spares.Count + 1) {
 			f.AddSpare()
 		}
@@ -133,6 +135,9 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	s.PendingSpares = f.spares.Intn(2) * f.Group.Spares.Count
 	if f.spares.Intn(4) == 0 {
 		s.SpareBackoff = plan.Backoff{Failures: 1 + f.spares.Intn(5), Last: s.Now.Add(-time.Second), Reason: "refused"}
+	}
+	if f.spares.Intn(4) == 0 {
+		s.NotWokenAt = s.Now.Add(-time.Duration(f.spares.Intn(15)) * time.Minute)
 	}
 	s.Guard = plan.Guard{Exceeded: maybe(2), HoldUntil: when(2).Add(10 * time.Minute), FellAt: when(2)}
 	if maybe(3) {
@@ -216,6 +221,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 			if i.State == record.Registered && i.Work == plan.Idle && f.spares.Intn(6) == 0 {
 				i.Work = plan.Promoting
 			}
+			f.drawSleep(i)
 		}
 		s.Instances = append(s.Instances, *i)
 	}
@@ -231,6 +237,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 		}
 	}
 	f.troubleOfAdvice(running)
+	f.troubleOfSleep()
 	some := func(what string, fn func(*VM)) {
 		if len(running) == 0 {
 			return
@@ -314,6 +321,61 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	}
 }
 
+// drawSleep draws the sleep of a spare for RandomSnapshot. Some of the spares that sleep are members now.
+func (f *Fleet) drawSleep(i *plan.Instance) {
+	i.Role = []plan.Role{"", plan.RoleSpare}[f.spares.Intn(2)]
+	i.Sleep = []string{"", f.Group.Spares.Sleep(), f.Group.Spares.Sleep()}[f.spares.Intn(3)]
+	if i.Sleep == "" || i.RegisteredAt.IsZero() || f.spares.Intn(2) == 0 {
+		return
+	}
+	ago := func() time.Time { return f.Now.Add(-time.Duration(f.spares.Intn(int(10 * time.Minute)))) }
+	i.AsleepAt, i.CertificateEnds = ago(), f.Now.Add(time.Duration(f.spares.Intn(20))*time.Minute)
+	i.Provider.Value = []plan.ProviderState{plan.ProviderStopped, plan.ProviderStopped, plan.ProviderStopping,
+		plan.ProviderRunning, plan.ProviderFailed}[f.spares.Intn(5)]
+	if f.spares.Intn(2) == 0 {
+		i.SleepRequested = ago()
+	}
+	if f.spares.Intn(2) == 0 && i.Work != plan.Promoting {
+		i.Spare, i.PromotedAt, i.Woken = false, ago(), f.spares.Intn(3) == 0
+		if f.spares.Intn(2) == 0 {
+			i.WakeRequested = ago()
+		}
+		if f.spares.Intn(4) == 0 {
+			i.WakeFailed = "it is gone"
+		}
+	}
+}
+
+// troubleOfSleep causes, in some cases, a fault of VMs that sleep.
+func (f *Fleet) troubleOfSleep() {
+	if f.Group.Spares.Sleep() == "" {
+		return
+	}
+	switch f.spares.Intn(8) {
+	case 0:
+		f.NoSleep = !f.NoSleep
+		f.Note("VMs cannot be put to sleep: %t", f.NoSleep)
+	case 1:
+		f.NoWake = !f.NoWake
+		f.Note("VMs cannot be woken now: %t", f.NoWake)
+	case 2:
+		f.LostSleep = !f.LostSleep
+		f.Note("VMs cannot be woken at all: %t", f.LostSleep)
+	case 3:
+		f.Group.Spares.State = []string{config.SparesRunning, config.SparesStopped,
+			config.SparesSuspended}[f.spares.Intn(3)]
+		f.Note("spares %s", f.Group.Spares.State)
+	case 4:
+		for _, vm := range f.VMs {
+			if vm.Truth == plan.ProviderStopped && vm.Rests() {
+				f.Note("destroy %s in its sleep", vm.Name)
+				f.Destroy(vm)
+				return
+			}
+		}
+	}
+}
+
 // troubleOfAdvice lets the cloud recommend replacing a VM, or announce or withdraw maintenance, in some cases.
 func (f *Fleet) troubleOfAdvice(running []*VM) {
 	if len(running) == 0 || f.advice.Intn(3) != 0 {
@@ -333,6 +395,7 @@ func (f *Fleet) troubleOfAdvice(running []*VM) {
 func (f *Fleet) Calm() {
 	f.Note("calm")
 	f.Refuse, f.Mute, f.Broken, f.Deaf, f.Fails = "", false, false, false, nil
+	f.NoSleep, f.NoWake, f.LostSleep = false, false, false
 	f.Group.Rollout, f.Group.Windows, f.Group.MaxPerHour = config.Rollout{
 		OnImageChange: f.Group.Rollout.OnImageChange}, nil, 0
 	f.Group.Preserve = config.Preserve{}
@@ -356,6 +419,13 @@ func (f *Fleet) Settled() (wrong string) {
 			continue
 		case vm.State != record.Registered || vm.Work != plan.Idle:
 			return vm.Name + " is in state " + string(vm.State)
+		case vm.Spare && vm.Sleep != f.Group.Spares.Sleep():
+			return vm.Name + " has the state of other spares"
+		case vm.Spare && vm.Sleep != "" && vm.Truth != plan.ProviderStopped:
+			return vm.Name + " does not sleep"
+		case vm.Asleep() && vm.InfraHash == f.Group.InfraHash:
+			spares++
+			continue
 		case vm.Truth != plan.ProviderRunning:
 			return vm.Name + " is not running"
 		case !vm.Healthy:

@@ -88,10 +88,19 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: the VM is not known to be gone", a)
 			}
 		case plan.Promote:
-			if !i.Spare || i.State != record.Registered || !i.Healthy || plan.Drifted(&s.Group, s.Image, i) {
+			if !i.Spare || i.State != record.Registered || !i.Healthy && !i.Asleep() || plan.Drifted(&s.Group, s.Image, i) {
 				return fmt.Errorf("%+v: it cannot become a member: %+v", a, *i)
 			}
 			promoted++
+		case plan.Sleep:
+			if !i.Spare || i.State != record.Registered || i.Sleep == "" || !i.Healthy && !i.Asleep() ||
+				i.Provider.Value == plan.ProviderStopped {
+				return fmt.Errorf("%+v: it cannot sleep: %+v", a, *i)
+			}
+		case plan.Wake:
+			if !i.Waking() || i.State != record.Registered {
+				return fmt.Errorf("%+v: it does not sleep: %+v", a, *i)
+			}
 		case plan.Preserve:
 			if i.State == record.Deleting || i.State == record.Reserved || i.OnDemand {
 				return fmt.Errorf("%+v: in state %s, on demand: %t", a, i.State, i.OnDemand)
@@ -181,6 +190,9 @@ func checkWait(s plan.Snapshot, d plan.Decision) error {
 	for n := range s.Instances {
 		i := &s.Instances[n]
 		preserved := !plan.PreservedUntil(&s.Group, i).IsZero()
+		if i.Asleep() && i.Work == plan.Idle && i.Provider.Value == plan.ProviderStopped {
+			continue
+		}
 		if i.Work != plan.Idle || !preserved && (!i.Healthy || i.State != record.Registered ||
 			!i.LastReport.Add(2*s.Settings.HealthInterval).After(s.Now)) {
 			return fmt.Errorf("the group rests with %+v", *i)
@@ -211,8 +223,13 @@ func counts(s plan.Snapshot, i *plan.Instance) bool {
 	if i.State == record.Reserved || i.Work == plan.Creating && i.State == record.Created {
 		return true
 	}
+	rests := !i.AsleepAt.IsZero() && !i.Woken
 	switch i.Provider.Value {
-	case plan.ProviderGoing, plan.ProviderStopped:
+	case plan.ProviderStopping, plan.ProviderStopped:
+		if !rests {
+			return false
+		}
+	case plan.ProviderGoing, plan.ProviderFailed:
 		return false
 	case plan.ProviderGone:
 		if i.Provider.Complete {

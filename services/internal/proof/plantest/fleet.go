@@ -37,6 +37,10 @@ type Fleet struct {
 	DrainAfter time.Duration
 	// HookAfter is how long the drain hook of a VM runs, if the group has one.
 	HookAfter time.Duration
+	// FallAsleep and WakeUp are how long VMs take to fall asleep and to wake. NoSleep makes calls that put VMs to sleep
+	// fail, and NoWake those that wake them. LostSleep means that VMs cannot wake at all.
+	FallAsleep, WakeUp         time.Duration
+	NoSleep, NoWake, LostSleep bool
 	// Refuse, if not empty, makes create calls fail with that reason. Mute keeps agents of new VMs from registering.
 	Refuse string
 	Mute   bool
@@ -63,6 +67,7 @@ type Fleet struct {
 	pending, pendingSpot     int // creates without an ID
 	pendingSpares            int
 	spareBackoff             plan.Backoff
+	notWokenAt               time.Time
 	spotRefusedAt            time.Time
 	leaderSince, silenceFrom time.Time
 	backoff                  plan.Backoff
@@ -125,14 +130,14 @@ func New(seed int64) *Fleet {
 	f := &Fleet{
 		Now: Epoch, scriptStart: Epoch, leaderSince: Epoch, term: 1,
 		Settings: plan.Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
-			Retention:       30 * time.Minute,
+			Retention: 30 * time.Minute, RequestTimeout: 30 * time.Second,
 			CollectInterval: 2 * time.Minute},
 		Group: config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Static: true, MaxSurge: 1,
 			Kind:         "knd",
 			MaxUnhealthy: config.Limit{Value: 40, Percent: true}, DrainTimeout: config.Duration(5 * time.Minute),
 			InfraHash: "v1", RuntimeHash: "r1"},
 		Write: 20 * time.Millisecond, Create: 500 * time.Millisecond, Boot: 30 * time.Second, End: 20 * time.Second,
-		Ask: 50 * time.Millisecond, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)),
+		Ask: 50 * time.Millisecond, FallAsleep: 5 * time.Second, WakeUp: 10 * time.Second, DrainAfter: -1, rand: rand.New(rand.NewSource(seed)),
 		doubt: rand.New(rand.NewSource(^seed)), advice: rand.New(rand.NewSource(seed + 1)),
 		spares: rand.New(rand.NewSource(seed + 2)),
 		marks:  map[plan.Cause]int{}, asked: map[ident.ID]string{},
@@ -194,7 +199,7 @@ func (f *Fleet) Snapshot() plan.Snapshot {
 	s := plan.Snapshot{Now: f.Now, Term: uint64(f.term), Settings: f.Settings, Group: running,
 		LeaderSince: f.leaderSince, SilenceFrom: f.silenceFrom,
 		PendingCreates: f.pending, PendingSpot: f.pendingSpot, SpotRefusedAt: f.spotRefusedAt,
-		PendingSpares: f.pendingSpares, SpareBackoff: f.spareBackoff,
+		PendingSpares: f.pendingSpares, SpareBackoff: f.spareBackoff, NotWokenAt: f.notWokenAt,
 		Backoff: f.backoff, Notices: f.notices, Advised: f.advised, CreateBudget: -1,
 		GuardRaised: f.guardRaised, BackoffRaised: f.backoffRaised, LateRaised: f.lateRaised, HaltRaised: f.haltRaised,
 		Image: f.image(), WantedImage: f.Image,
@@ -272,6 +277,13 @@ func (f *Fleet) refresh(vm *VM) {
 	elapsed := f.Now.Sub(vm.reportFrom)
 	vm.Connected, vm.LostAt = true, time.Time{}
 	vm.LastReport = f.Now.Add(-(elapsed % f.Settings.HealthInterval))
+	if vm.Rests() && vm.WakeRequested.IsZero() {
+		return // it falls asleep
+	}
+	vm.Woken = vm.Waking() || vm.Woken
+	if vm.Role = plan.RoleMember; vm.Spare {
+		vm.Role = plan.RoleSpare
+	}
 	before := vm.FailedCheck
 	vm.FailedCheck = vm.Fails
 	if f.Fails != nil {
@@ -283,8 +295,12 @@ func (f *Fleet) refresh(vm *VM) {
 	} else if before == "" {
 		vm.CheckFailedAt = f.Now
 	}
+	if vm.FilesSent != "" {
+		vm.RuntimeHash = vm.FilesSent
+	}
 	was := vm.Healthy
-	vm.Healthy = !vm.Unwell && vm.FailedCheck == ""
+	vm.Healthy = !vm.Unwell && vm.FailedCheck == "" &&
+		!plan.AwaitsFiles(&vm.Instance, vm.RuntimeHash, false, f.Running().RuntimeHash)
 	if was && !vm.Healthy {
 		vm.Lapses = vm.Lapses.After(f.Now)
 	}
@@ -292,9 +308,6 @@ func (f *Fleet) refresh(vm *VM) {
 		f.backoff, f.spareBackoff = plan.Backoff{}, plan.Backoff{}
 	}
 	vm.EverHealthy = vm.EverHealthy || vm.Healthy
-	if vm.FilesSent != "" {
-		vm.RuntimeHash = vm.FilesSent
-	}
 }
 
 // AskBalancers gives the group a load balancer that is asked about its VMs every 20 s.
@@ -546,7 +559,7 @@ func (f *Fleet) Add() *VM {
 // AddSpare adds a spare to the group that has been running and healthy for one hour.
 func (f *Fleet) AddSpare() *VM {
 	vm := f.Add()
-	vm.Spare, vm.InLoadBalancers = true, false
+	vm.Spare, vm.Sleep, vm.InLoadBalancers = true, f.Group.Spares.Sleep(), false
 	return vm
 }
 

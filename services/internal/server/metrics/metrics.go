@@ -158,7 +158,7 @@ func (s *Server) zero() {
 	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice,
 		plan.CauseRecommendation, plan.CauseMaintenance, plan.CauseUnhealthy,
 		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseExpired, plan.CauseDrift,
-		plan.CauseReturnToSpot} {
+		plan.CauseReturnToSpot, plan.CauseNotWoken} {
 		s.Replacements.WithLabelValues(string(cause))
 	}
 	for _, cause := range []plan.Cause{plan.CauseNotice, plan.CauseRecommendation, plan.CauseMaintenance} {

@@ -30,6 +30,8 @@ const (
 	CauseUnregistered Cause = "unregistered"
 	// CausePreserved: the instance was preserved (rule 67), and the time for that is over.
 	CausePreserved Cause = "preserved"
+	// CauseNotWoken: the VM of a spare that became a member did not wake (rule 84).
+	CauseNotWoken Cause = "not_woken"
 	// CauseRequested: an operator or a person asked for the deletion.
 	CauseRequested Cause = "requested"
 )

@@ -110,6 +110,7 @@ var rules = [...]rule{
 	}},
 	{5, "ended unregistered", classLost, CauseUnregistered, factEnded | factUnregistered, nil},
 	{6, "gone", classLost, CauseGone, factEnded, nil},
+	{84, "not woken", classLost, CauseNotWoken, factUnwell, (*group).isNotWoken},
 	{7, "unregistered", classFailed, CauseUnregistered, factUnregistered, (*group).isRegistrationOverdue},
 	{8, "on-demand expired", classOnDemandExpired, CauseExpired, factOnDemand,
 		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
@@ -147,6 +148,7 @@ var rules = [...]rule{
 		return g.isOlder(i.Instance, g.Settings.EligibleAge)
 	}},
 	{80, "aged spare", classAged, CauseExpired, factSpare, (*group).isAgedSpare},
+	{80, "spare of another state", classDrifted, CauseDrift, factSpare, (*group).isOfOtherState},
 	{58, "returning to spot", classReturning, CauseReturnToSpot, 0, (*group).isReturning},
 	{77, "spare", classWell, CauseNone, factSpare, nil},
 	{17, "well", classWell, CauseNone, 0, nil},
@@ -298,10 +300,14 @@ func (g *group) factsOf(i *Instance) (f facts) {
 	set(factSpare, i.isSpare())
 	set(factNoticed, i.Notice)
 	set(factPoweringOff, !i.PowerOffAt.IsZero())
-	set(factEnded, !i.runs())
+	set(factEnded, i.ended(i.providerState()))
 	set(factUnregistered, !registered)
 	set(factOnDemand, i.OnDemand)
 	set(factPreserved, !i.PreservedAt.IsZero())
+	if i.Rests() {
+		set(factUnwell, i.Waking())
+		return f // its agent is not there
+	}
 	set(factUnwell, !registered || !i.reportsInTime(&g.Settings, g.Now))
 	awaits, until := g.awaitsBalancer(i)
 	set(factUnwell, awaits)
@@ -368,7 +374,7 @@ func (g *group) addSilence(i subject) {
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classPreserved || c == classCreating && i.Work != Promoting || c == classLost ||
-		i.RegisteredAt.IsZero():
+		i.RegisteredAt.IsZero() || i.Asleep():
 	case c == classLeaving:
 		g.anyReportMatters = g.anyReportMatters || !g.SilenceFrom.IsZero()
 	case !i.has(factUnwell):
@@ -442,7 +448,11 @@ func (i *Instance) runs() bool { return !i.providerState().Ended() }
 
 // Ended reports whether a VM in this state runs no more, or is about to stop.
 func (s ProviderState) Ended() bool {
-	return s == ProviderGoing || s == ProviderStopped || s == ProviderGone
+	switch s {
+	case ProviderStopping, ProviderGoing, ProviderStopped, ProviderFailed, ProviderGone:
+		return true
+	}
+	return false
 }
 
 // launched returns the time from which the VM's age counts.
@@ -465,7 +475,7 @@ func (i *Instance) stays() bool {
 	if i.OnDemand || !i.PreservedAt.IsZero() || i.isLeaving() {
 		return false
 	}
-	return i.awaitsCreate() || i.runs() && !i.Notice
+	return i.awaitsCreate() || !i.ended(i.providerState()) && !i.Notice
 }
 
 // isRegistrationOverdue is rule 7. While the unhealthy guard holds, only on-demand instances and those of rule 71 can

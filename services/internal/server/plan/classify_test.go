@@ -210,10 +210,21 @@ func TestClassificationRules(t *testing.T) {
 		{rule: 2, name: "a spare that becomes a member", i: well(func(i *Instance) {
 			i.Spare, i.Work = true, Promoting
 		})},
+		{rule: 80, name: "a spare of another state", i: well(func(i *Instance) {
+			i.Spare, i.Sleep = true, config.SparesStopped
+		})},
+		{rule: 84, name: "a member that cannot be woken", i: well(func(i *Instance) {
+			i.Sleep, i.AsleepAt, i.PromotedAt, i.WakeFailed = config.SparesStopped, ago(time.Hour), ago(time.Second), "gone"
+		})},
+		{rule: 14, name: "a member that is being woken", i: well(func(i *Instance) {
+			i.Sleep, i.AsleepAt, i.PromotedAt = config.SparesStopped, ago(time.Hour), ago(time.Second)
+			i.Provider.Value = ProviderStopped
+		})},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
-			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute},
+			Settings: Settings{HealthInterval: time.Minute, RegistrationTimeout: 5 * time.Minute,
+				RequestTimeout: time.Minute},
 			Group: config.Group{Size: 1, InfraHash: "v1", Subnets: []string{"s1", "s2"},
 				HealthChecks: map[string]config.HealthCheck{"web": {StartPeriod: config.Duration(2 * time.Minute)}},
 				Spares:       config.Spares{Count: 1, MaxAge: config.Duration(36 * time.Hour)},

@@ -149,7 +149,9 @@ func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out
 	return many, out
 }
 
-func (s *Stray) runs() bool { return s.State != ProviderGone && s.State != ProviderGoing }
+func (s *Stray) runs() bool {
+	return s.State != ProviderGone && s.State != ProviderGoing && s.State != ProviderStopping
+}
 
 func (s *Stray) isOrphan(restored bool) bool {
 	return s.runs() && !s.Instance.IsZero() && (restored || !s.Tombstone) && !s.Claimed

@@ -10,8 +10,8 @@
 //
 // # Rules
 //
-// Each instance is classified by one rule: the first that applies of rules 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13
-// to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the instances.
+// Each instance is classified by one rule: the first that applies of rules 1, 67, 2 to 6, 84, 7 to 12, 52, 59, 62, 63,
+// 65, 66, 13 to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the instances.
 // The code and the tests name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
@@ -79,8 +79,8 @@
 //	                      (drain.go).
 //	30 late deletion      If a leader learns of a deletion when most of the drain time is over, it grants half of that
 //	                      time again, at most 30 s (transitions.go).
-//	31 ask                The leader asks the provider about VMs that power off or terminate, and about those with a
-//	                      late agent (question.go).
+//	31 ask                The leader asks the provider about VMs that power off or terminate, about those that fall
+//	                      asleep or wake, and about those with a late agent (question.go).
 //	32 maintain           An instance that is not being deleted is registered with its load balancers, and gets its
 //	                      files (maintain.go).
 //	33 time to come back  After a takeover, an instance counts as silent only when its agent had enough time to
@@ -256,19 +256,35 @@
 //	                      (spares.go).
 //	78 promote            Before a group creates a member, spares take the places: of instances that it lacks (rules
 //	                      18, 22), then of those that are replaced first or in a wave (rules 19, 20). Only spares that
-//	                      are healthy, have the present configuration and are not due (rule 80) become members, the
-//	                      oldest first, and only if they were bought in the way that the group lacks (rules 56, 57).
-//	                      The instance then counts as created and registered now (rules 46, 50, 72), and is unready
+//	                      are healthy, have the present configuration and are not due (rule 80) become members: first
+//	                      those that run, then those that sleep (rule 82), the oldest of each first, and only if they
+//	                      were bought in the way that the group lacks (rules 56, 57). The instance then counts as created and registered now (rules 46, 50, 72), and is unready
 //	                      until its agent has the role and is healthy. No backoff and no pace delays this (rules 25,
 //	                      41) (spares.go, replace.go).
 //	79 refill             When no instance is lacking that could not be created, new spares are created as far as
 //	                      rules 25, 41 and 43 permit, after all other create calls of the shard. Failed creations of
 //	                      spares delay only creations of spares, which then go on one by one (spares.go).
 //	80 renew              A spare that would be replaced if it were a member (rules 10, 12, 13, 15, 16, 52, 63, 65,
-//	                      66), or has reached spares.max_age, becomes no member. It is deleted when a new spare is
-//	                      ready. One such spare is renewed at a time. While the rollout is halted (rule 47), outdated
-//	                      spares stay (spares.go).
+//	                      66), has reached spares.max_age, or was created with another spares.state, becomes no
+//	                      member. So does a spare that sleeps when two thirds of the time until the expiry of its
+//	                      agent's certificate have passed. It is deleted when a new spare is ready. One such spare is
+//	                      renewed at a time. While the rollout is halted (rule 47), outdated spares stay (spares.go,
+//	                      sleep.go).
 //	81 surplus spares     If there are more spares than rule 77 asks for, the surplus is deleted: those that are due
 //	                      first, then unready ones, then the oldest. A ready spare that a person protects stays
 //	                      (spares.go).
+//
+//	82 sleep              With spares.state stopped or suspended, a spare is put to sleep when it is ready (rule 78), its
+//	                      agent has reported its role, all its health checks have passed, and it has the files of the
+//	                      group. The decision is recorded first. From then on, the spare needs no reports, a VM that
+//	                      stops is not lost, and what its agent still reports does not matter. It is put to sleep again
+//	                      if its VM still runs after 10 min. While it falls asleep, it becomes no member. For 10 min
+//	                      after rule 84 applied in the group, its spares stay awake (sleep.go).
+//	83 wake               When a spare that sleeps becomes a member (rule 78), its VM is woken, again and again until it
+//	                      runs. The member is unready until its agent has reported after that, and has the files of the
+//	                      group. It is silent (rule 12) if there is no report for registration_timeout after it became a
+//	                      member. A new leader also wakes members that were woken at most 10 min ago (sleep.go).
+//	84 not woken          The provider cannot wake the VM of a member (rule 83), or the VM still sleeps when
+//	                      request_timeout has passed since it became a member. The instance is replaced immediately
+//	                      (rule 18). It has not failed (rules 25, 47) (sleep.go).
 package plan

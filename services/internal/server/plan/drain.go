@@ -81,7 +81,7 @@ func (g *group) participant(i *Instance) (part string, until time.Time) {
 // planRepeatedTermination repeats a termination that the provider accepted but did not carry out: a minute later the
 // provider still has the VM.
 func (g *group) planRepeatedTermination(out *steps, i *Instance) {
-	if !i.runs() && i.providerState() != ProviderStopped {
+	if state := i.providerState(); !i.runs() && state != ProviderStopped && state != ProviderFailed {
 		return
 	}
 	due := i.TerminateRequested.Add(terminateRetry)

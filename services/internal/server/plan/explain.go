@@ -72,5 +72,6 @@ func Explain(s Snapshot) Explanation {
 func (w Work) String() string {
 	return [...]string{Idle: "", Creating: "creating", MarkingDeleting: "marking deleting", Draining: "draining",
 		Terminating: "terminating", Forgetting: "forgetting", Maintaining: "maintaining",
-		Preserving: "preserving", Promoting: "promoting"}[w]
+		Preserving: "preserving", Promoting: "promoting",
+		Sleeping: "putting to sleep", Waking: "waking"}[w]
 }

@@ -127,7 +127,9 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
 			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:
-			g.planMaintenance(out, i)
+			if !g.planSleep(out, n) {
+				g.planMaintenance(out, i)
+			}
 			g.planQuestion(out, subject{i, g.facts[n]})
 		}
 	}

@@ -69,8 +69,8 @@ func rulesPage(rules []ruleText) string {
 # Planning rules
 
 The leader plans one group at a time. It first classifies each instance by the first rule that applies to it. The order
-of these rules is 1, 67, 2 to 12, 52, 59, 62, 63, 65, 66, 13 to 16, 58, 17. All other rules say what the leader does
-with the instances. ` + "`nstance-admin explain`" + ` shows the rule that classifies an instance.
+of these rules is 1, 67, 2 to 6, 84, 7 to 12, 52, 59, 62, 63, 65, 66, 13 to 16, 80, 58, 77, 17. All other rules say what
+the leader does with the instances. ` + "`nstance-admin explain`" + ` shows the rule that classifies an instance.
 
 | rule | name | |
 |---|---|---|

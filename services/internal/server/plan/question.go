@@ -6,11 +6,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// planQuestion is rule 31. The provider is asked about an instance in four cases: its stream was lost, it missed one
-// report, its agent announced a power-off, or its termination was requested. The first two cases do not count during an
-// announced restart. In the last two cases, the question is repeated, and the pause doubles each time.
+// planQuestion is rule 31. The provider is asked about an instance in five cases: its stream was lost, it missed one
+// report, its agent announced a power-off, its termination was requested, or its VM falls asleep or wakes. The first two
+// cases do not count during an announced restart. In the other cases, the question is repeated, and the pause doubles
+// each time.
 func (g *group) planQuestion(out *steps, i subject) {
-	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
+	deleting := i.State == record.Deleting
+	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && !deleting && !i.Asleep() {
 		return // by far the most instances: they report in time and have announced nothing
 	}
 	if i.Work == Creating || i.Work == Promoting || i.State == record.Reserved ||
@@ -29,8 +31,20 @@ func (g *group) planQuestion(out *steps, i subject) {
 			since, reason = at, why
 		}
 	}
+	if i.Rests() && !deleting {
+		consider(g.nextLook(i.Instance))
+	} else {
+		g.findSigns(i, deleting, consider)
+	}
+	if since.IsZero() || !i.Provider.At.Before(since) {
+		return
+	}
+	g.attempt(out, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
+}
+
+// findSigns calls consider for each sign that the VM of an instance may have ended, with the time of the question.
+func (g *group) findSigns(i subject, deleting bool, consider func(at time.Time, why string)) {
 	quiet := i.quietUntil(g.Settings.HealthInterval)
-	deleting := i.State == record.Deleting
 	if !i.Connected && !i.LostAt.IsZero() {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
@@ -44,10 +58,6 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if deleting && !i.TerminateRequested.IsZero() {
 		consider(nextQuestion(i.TerminateRequested, i.Provider.At, time.Second), "its termination was requested")
 	}
-	if since.IsZero() || !i.Provider.At.Before(since) {
-		return
-	}
-	g.attempt(out, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
 // nextQuestion returns when to ask the provider next about something that began at the time "from". The first question

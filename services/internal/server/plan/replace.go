@@ -24,6 +24,11 @@ func (g *group) reason(i *Instance, cause Cause) string {
 			return withEndReason("its VM is gone", i)
 		}
 		return withEndReason("its VM has stopped or is stopping", i)
+	case CauseNotWoken:
+		if i.WakeFailed != "" {
+			return "its VM cannot be woken: " + i.WakeFailed
+		}
+		return "its VM did not wake"
 	case CauseNotice:
 		return "the cloud takes its VM away"
 	case CauseRecommendation:
@@ -33,8 +38,14 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	case CausePowerOff:
 		return "its machine powers off"
 	case CauseExpired:
+		if due, _ := g.isCertificateDue(i); due {
+			return reasonCertificate
+		}
 		return "it has reached its age"
 	case CauseDrift:
+		if i.Spare && i.Sleep != g.Group.Spares.Sleep() && !Drifted(&g.Group, g.Image, i) {
+			return reasonOtherSleep
+		}
 		reason := "its infra configuration is out of date"
 		if !Drifted(&g.Group, "", i) {
 			reason = "its image is out of date"

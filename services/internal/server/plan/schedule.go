@@ -47,9 +47,9 @@ func (s Schedule) Postpone(instances iter.Seq[*Instance], settings *Settings, no
 }
 
 // reportOverdueAt returns when the next report of a healthy connected instance counts as missed. ok is false for an
-// instance that was not healthy at its last report or is not connected.
+// instance that was not healthy at its last report, is not connected, or sleeps.
 func (i *Instance) reportOverdueAt(s *Settings) (overdue time.Time, ok bool) {
-	if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
+	if !i.Healthy || !i.Connected || i.LastReport.IsZero() || i.Rests() {
 		return time.Time{}, false
 	}
 	return overdueAfter(i.LastReport, s.HealthInterval), true

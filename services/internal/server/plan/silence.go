@@ -56,6 +56,9 @@ func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, o
 	if !ok {
 		return time.Time{}, false
 	}
+	if i.Waking() {
+		return latest(i.PromotedAt, silenceFrom).Add(s.RegistrationTimeout), true
+	}
 	slack := reportSlack(s.HealthInterval)
 	at = since.Add(missedUnhealthy*s.HealthInterval + slack)
 	if i.LastReport.IsZero() {
@@ -93,6 +96,9 @@ func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok 
 	if !ok {
 		return time.Time{}, false
 	}
+	if i.Waking() {
+		return i.silentAt(s, silenceFrom)
+	}
 	at = overdueAfter(since, s.HealthInterval)
 	if lost := latest(i.LostAt, silenceFrom); !i.Connected && !i.LostAt.IsZero() && lost.Before(at) {
 		at = lost
@@ -119,7 +125,7 @@ func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running,
 // countSilence does the same as CountSilence. until is when the result changes without an event.
 func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime bool) (running, silent bool,
 	until time.Time) {
-	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice || !i.PreservedAt.IsZero() {
+	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice || !i.PreservedAt.IsZero() || i.Asleep() {
 		return false, false, time.Time{}
 	}
 	if i.isLeaving() {

@@ -45,12 +45,13 @@ func RoleOf(rec *record.Instance) Role {
 // applySpare applies what the record says about the role of an instance. A spare that becomes a member is unready until
 // its agent reports that it has the role and is healthy. Its health checks then have as much time as those of a new
 // instance.
-func applySpare(i Instance, rec *record.Instance) Instance {
+func applySpare(i Instance, rec *record.Instance, now time.Time) Instance {
 	if was := i.Spare; rec.Spare != nil {
 		i.Spare, i.PromotedAt = rec.IsSpare(), rec.Spare.PromotedAt
 		if was && !i.hasRole() {
 			i.Healthy, i.EverHealthy = false, false
 		}
+		i = applySleep(i, rec.Spare, was && !i.Spare, now)
 	}
 	return i
 }
@@ -60,7 +61,9 @@ func RequestPromote(rec *record.Instance, now time.Time) bool {
 	if !rec.IsSpare() || rec.State != record.Registered {
 		return false
 	}
-	rec.Spare = &record.Spare{PromotedAt: now}
+	spare := *rec.Spare
+	spare.PromotedAt = now
+	rec.Spare = &spare
 	return true
 }
 
@@ -77,12 +80,14 @@ func spareClass(c class) class {
 	return c
 }
 
-// isAgedSpare is the part of rule 80 about max_age.
+// isAgedSpare is the part of rule 80 about max_age and certificates.
 func (g *group) isAgedSpare(i subject) (bool, time.Time) {
-	if g.isProtected(i.Instance) {
-		return false, time.Time{}
+	due, until := g.isCertificateDue(i.Instance)
+	if due || g.isProtected(i.Instance) {
+		return due, until
 	}
-	return g.isOlder(i.Instance, g.Group.Spares.MaxAge.D())
+	aged, at := g.isOlder(i.Instance, g.Group.Spares.MaxAge.D())
+	return aged, sooner(until, at)
 }
 
 // wantedSpares is how many spares the group should have (rule 77).
@@ -101,7 +106,7 @@ func (g *group) promotable() (spares []int, until time.Time) {
 	}
 	for n := range g.Instances {
 		i := &g.Instances[n]
-		if g.class(n) != classSpare || i.Work != Idle || i.State != record.Registered {
+		if g.class(n) != classSpare || !i.canWake() || i.Work != Idle || i.State != record.Registered {
 			continue
 		}
 		ready, at := retryReady(i.ID, i.Failed, g.Now)
@@ -109,7 +114,9 @@ func (g *group) promotable() (spares []int, until time.Time) {
 			spares = append(spares, n)
 		}
 	}
-	slices.SortStableFunc(spares, g.oldestFirst)
+	slices.SortStableFunc(spares, func(a, b int) int {
+		return cmp.Or(g.Instances[a].wakeRank()-g.Instances[b].wakeRank(), g.oldestFirst(a, b))
+	})
 	return spares, until
 }
 
@@ -190,7 +197,7 @@ func (g *group) findPool(promoted []int) (p pool, creating int) {
 			p.failing++
 		case classLeaving:
 			switch i := &g.Instances[n]; {
-			case i.Work != MarkingDeleting || !i.runs() || i.Notice:
+			case i.Work != MarkingDeleting || i.ended(i.providerState()) || i.Notice:
 			case i.RegisteredAt.IsZero():
 				p.failing++
 			default:
@@ -317,10 +324,24 @@ func (g *group) spareWords() string {
 		return ""
 	}
 	p, _ := g.findPool(nil)
-	if ready := len(p.ready); ready < want {
-		return strconv.Itoa(ready) + " of " + counted(want, "spare") + " ready"
+	ready, asleep := len(p.ready), 0
+	text := counted(want, "spare") + " ready"
+	if ready < want {
+		text = strconv.Itoa(ready) + " of " + text
 	}
-	return counted(want, "spare") + " ready"
+	for _, n := range p.ready {
+		if g.Instances[n].sleeps() {
+			asleep++
+		}
+	}
+	switch asleep {
+	case 0:
+	case ready:
+		text += ", asleep"
+	default:
+		text += ", " + strconv.Itoa(asleep) + " asleep"
+	}
+	return text
 }
 
 // saySpares adds how many spares are ready, and why there are not more.
@@ -334,8 +355,11 @@ func (g *group) saySpares(w *sentence) {
 	}
 }
 
-// sparesRest reports whether the pool of spares is complete.
+// sparesRest reports whether the pool of spares is complete, and none falls asleep.
 func (g *group) sparesRest() bool {
 	p, creating := g.findPool(nil)
+	if slices.ContainsFunc(p.ready, func(n int) bool { return g.fallsAsleep(n) }) {
+		return false
+	}
 	return len(p.ready) >= g.wantedSpares() && len(p.unready)+len(p.due)+creating == 0
 }

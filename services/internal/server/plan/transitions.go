@@ -78,6 +78,11 @@ type ReportEffect struct {
 // stays with the instance, even if later reports lack it, and so does the end of the drain hook.
 // Only an instance that is being deleted has run that hook.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
+	if i.Rests() && i.WakeRequested.IsZero() {
+		i.LastReport, i.RuntimeHash = now, r.RuntimeHash
+		return i, ReportEffect{} // its VM falls asleep
+	}
+	i.Woken = i.Waking() || i.Woken
 	before, first := i, i.LastReport.IsZero()
 	i.Refused = ""
 	if r.FailedCheck == "" {
@@ -190,7 +195,10 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	if rec.Preserved != nil {
 		i.PreservedAt = rec.Preserved.At
 	}
-	return applySpare(i, rec)
+	if rec.Certificate != nil {
+		i.CertificateEnds = rec.Certificate.NotAfter
+	}
+	return applySpare(i, rec, now)
 }
 
 // ProviderAnswer is what the provider said about one instance.
@@ -256,14 +264,14 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 	changed := i.Provider.Value != before.Value || i.Provider.Complete != before.Complete
 	return i, ProviderEffect{
 		Changed: changed,
-		Lost:    changed && state.Ended() && !before.Value.Ended() && i.DeletingAt.IsZero(),
+		Lost:    changed && i.ended(state) && !i.ended(before.Value) && i.DeletingAt.IsZero(),
 	}
 }
 
 // ApplyWorkResult returns the instance after the leader has finished an action on it. failed means that the action
 // failed.
 func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
-	if i.Work == Maintaining {
+	if i.Work == Maintaining || i.Work == Sleeping || i.Work == Waking {
 		i.MaintenanceFailed = i.MaintenanceFailed.After(failed, now)
 	} else {
 		i.Failed = i.Failed.After(failed, now)

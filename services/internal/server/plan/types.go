@@ -34,11 +34,14 @@ const (
 	ProviderUnknown ProviderState = ""
 	ProviderPending ProviderState = "pending"
 	ProviderRunning ProviderState = "running"
-	// ProviderGoing means stopping or deleting.
+	// ProviderStopping and ProviderStopped are also the states of a VM that falls asleep or sleeps.
+	ProviderStopping ProviderState = "stopping"
+	// ProviderGoing means that the VM is being deleted.
 	ProviderGoing ProviderState = "going"
-	// ProviderStopped means stopped or failed: the VM does not run, but the provider still has it. It must be
+	// ProviderStopped and ProviderFailed mean that the VM does not run, but the provider still has it. It must be
 	// terminated before it is forgotten.
 	ProviderStopped ProviderState = "stopped"
+	ProviderFailed  ProviderState = "failed"
 	// ProviderGone means deleted, or absent from a complete list more than a minute after the VM's creation (see
 	// [ApplyProviderAnswer]). Nothing is left to terminate.
 	ProviderGone ProviderState = "gone"
@@ -57,6 +60,8 @@ const (
 	Maintaining // load balancers, files
 	Preserving  // recording that it is preserved, deregistering
 	Promoting   // recording that it is a member
+	Sleeping    // recording that it sleeps, putting its VM to sleep
+	Waking      // waking its VM
 )
 
 // Instance is one instance of a group as the leader sees it. Times are zero when unknown.
@@ -69,12 +74,21 @@ type Instance struct {
 	// its group; zero: it is a spare, or was never one.
 	Spare      bool
 	PromotedAt time.Time
+	// Sleep and AsleepAt are those of record.Spare. CertificateEnds is when the agent's certificate expires.
+	Sleep                     string
+	AsleepAt, CertificateEnds time.Time
+	// SleepRequested and WakeRequested are when the provider last accepted to put the VM to sleep, and to wake it.
+	// WakeFailed is why it cannot wake it; "": it can, as far as known. Woken means that the VM has run since the
+	// promotion.
+	SleepRequested, WakeRequested time.Time
+	WakeFailed                    string
+	Woken                         bool
 	// Role is the role that the agent last reported; "": unknown, because the agent is older than spares.
 	Role Role
 	Work Work
 	// Failed, MaintenanceFailed and AskFailed count failures in a row. MaintenanceFailed is for maintenance (files,
-	// load balancers), AskFailed for questions to the provider, and Failed for all other actions. These counts are
-	// separate so that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and
+	// load balancers, sleep), AskFailed for questions to the provider, and Failed for all other actions. These counts
+	// are separate so that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and
 	// [ApplyAskResult].
 	Failed, MaintenanceFailed, AskFailed Failure
 
@@ -195,6 +209,8 @@ type Lapses struct {
 type Settings struct {
 	HealthInterval, ShutdownGrace, RegistrationTimeout, Retention, CollectInterval time.Duration
 	EligibleAge, ForcedAge, OnDemandAge                                            time.Duration // zero: never
+	// RequestTimeout is how long a VM that is woken may still be asleep (rule 84).
+	RequestTimeout time.Duration
 	// Terminating means that the shard is being emptied. Groups have size zero, and on-demand instances are deleted
 	// too.
 	Terminating bool
@@ -238,6 +254,9 @@ type Snapshot struct {
 	Backoff Backoff
 	// SpareBackoff is the record of failed creations of spares, which delays no other creations (rule 79).
 	SpareBackoff Backoff
+	// NotWokenAt is when a member was last deleted because its VM did not wake (rule 84); zero: not since this leader
+	// took over.
+	NotWokenAt time.Time
 	// Notices counts the termination notices (rule 3), and Advised the replacements under rules 65 and 66.
 	Notices, Advised Notices
 	// CreateBudget is how many create calls may start now; negative: no limit. CreateBudgetAt is when the budget grows
@@ -283,7 +302,10 @@ const (
 	// Preserve records that a failed instance is preserved, and deregisters it from load balancers (rule 67).
 	Preserve Kind = "preserve"
 	// Promote makes a warm spare a member of its group (rule 78).
-	Promote      Kind = "promote"
+	Promote Kind = "promote"
+	// Sleep puts the VM of a spare to sleep (rule 82), and Wake wakes that of a member (rule 83).
+	Sleep        Kind = "sleep"
+	Wake         Kind = "wake"
 	Drain        Kind = "drain" // deregister from load balancers and announce the drain
 	Terminate    Kind = "terminate"
 	Forget       Kind = "forget" // the VM is known to be gone: write the tombstone

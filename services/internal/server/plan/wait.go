@@ -100,6 +100,7 @@ const (
 	stageRegistering
 	stageCreating
 	stagePromoting
+	stageWaking
 	stageUnhealthy // not healthy yet
 	stageBalancer
 	stageReturning // has not reported to this leader
@@ -113,6 +114,7 @@ const (
 	stageRetrying
 	stagePreserving
 	stageMaintaining
+	stageSleeping
 	stageAsking
 	stages    = int(iota)
 	stageNone = stage(stages)
@@ -124,6 +126,8 @@ var stageWords = [stages]struct{ one, many string }{
 	stageRegistering: {" has not registered", " have not registered"},
 	stageCreating:    {" is being created", " are being created"},
 	stagePromoting:   {" becomes a member", " become members"},
+	stageWaking:      {" is being woken", " are being woken"},
+	stageSleeping:    {" falls asleep", " fall asleep"},
 	stageUnhealthy:   {" is not healthy yet", " are not healthy yet"},
 	stageBalancer: {" waits until its load balancers call it healthy",
 		" wait until their load balancers call them healthy"},
@@ -192,6 +196,10 @@ func (g *group) stepOf(n int, action Kind) step {
 		return step{stage: stageTerminating, since: i.TerminateRequested}
 	case f.has(factLeaving), c == classLost, c == classFailed, c == classOnDemandExpired:
 		return step{stage: stageDeleting}
+	case busy == Sleeping, i.Asleep() && !i.sleeps() && c != classSpareDue:
+		return step{stage: stageSleeping, since: i.AsleepAt}
+	case i.Waking():
+		return step{stage: stageWaking, since: i.PromotedAt}
 	case c == classPreserved && busy == Maintaining:
 		return step{stage: stageMaintaining}
 	case c == classPreserved || c == classHeld:
@@ -246,7 +254,7 @@ func (g *group) unwellStep(i *Instance, f facts) step {
 // workOf is the work that an action begins, if the group's sentence names it.
 var workOf = map[Kind]Work{Mark: MarkingDeleting, Preserve: Preserving, Drain: Draining, Terminate: Terminating,
 	Forget: Forgetting, PushFiles: Maintaining, Register: Maintaining, Settle: Creating,
-	Promote: Promoting}
+	Promote: Promoting, Sleep: Sleeping, Wake: Waking}
 
 // retriesAt returns when a failed step of an instance is tried again; zero: none failed.
 func (g *group) retriesAt(i *Instance) time.Time {
@@ -325,7 +333,7 @@ func (g *group) wait(out *steps) Wait {
 func (g *group) idles(n int) bool {
 	i := &g.Instances[n]
 	return (g.class(n) == classWell || g.class(n) == classSpare) && i.Work == Idle && i.State == record.Registered &&
-		!i.Asking && i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
+		!g.fallsAsleep(n) && !i.Asking && i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
 }
 
 // actionOf is the kind of an action and the index of its instance.
@@ -460,7 +468,7 @@ func (g *group) say(w *sentence, of stage, c *stageCount) {
 		if c.why != "" {
 			w.text(": " + c.why)
 		}
-	case stageTerminating:
+	case stageTerminating, stageWaking, stageSleeping:
 		if !c.since.IsZero() {
 			w.text(" (for ").since(c.since).text(")")
 		}
@@ -631,6 +639,8 @@ func (g *group) waitOf(n int, action Kind, out *Decision) Wait {
 	case c == classPreserved:
 	case c == classOnDemand:
 		w.text(" is on demand, and stays until it is deleted")
+	case c == classSpare && i.sleeps():
+		w.text(" is a spare, asleep and ready to become a member")
 	case c == classSpare:
 		w.text(" is a spare, and ready to become a member")
 	case g.isProtected(i):

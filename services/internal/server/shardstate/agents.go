@@ -141,7 +141,7 @@ func (s *State) Disconnected(id ident.ID, stream uint64, reason string) {
 	inst.plan = plan.ApplyDisconnect(inst.plan, s.opts.Now())
 	s.touch(inst.group)
 	var events []InstanceEvent
-	if inst.plan.DeletingAt.IsZero() {
+	if inst.plan.DeletingAt.IsZero() && !inst.plan.Rests() {
 		events = append(events, s.event(inst, EventLost, "stream closed: "+reason))
 	}
 	s.mu.Unlock()
@@ -168,12 +168,15 @@ func (s *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	}
 	inst.report = report
 	group := inst.group
+	filesFailed := slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" })
+	pending := report.checksPending(group.HealthChecksVersion()) ||
+		plan.AwaitsFiles(&inst.plan, report.RuntimeHash, filesFailed, group.RuntimeHash)
 	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
-		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
+		FilesFailed: filesFailed,
 		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
 		Recommendation: report.Recommendation, Maintenance: report.Maintenance,
 		HookEnded: report.HookEnded, Role: report.Role,
-		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
+		ChecksPending: pending, FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
 	events := s.reportEvents(inst, effect)
 	changed := effect.Changed

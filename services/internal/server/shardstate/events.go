@@ -41,6 +41,7 @@ const (
 	EventMaintenance     InstanceEventType = "maintenance"    // the cloud announced, changed or withdrew maintenance
 	EventPreserved       InstanceEventType = "preserved"      // it failed, and is kept
 	EventPromoted        InstanceEventType = "promoted"       // it was a spare, and is a member of its group now
+	EventAsleep          InstanceEventType = "asleep"         // it is a spare, and its VM is put to sleep
 )
 
 // InstanceEvent is one step in the life of an instance.

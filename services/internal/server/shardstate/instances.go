@@ -234,6 +234,31 @@ func (s *State) Promoted(id, finishes ident.ID) {
 	s.change(id, func(i *instance) { i.plan.Finishes = finishes })
 }
 
+// SleepRequested records that the provider accepted to put the VM of a spare to sleep.
+func (s *State) SleepRequested(id ident.ID) {
+	s.change(id, func(i *instance) { i.plan.SleepRequested = s.opts.Now() })
+}
+
+// WakeRequested records that the provider accepted to wake the VM of a member.
+func (s *State) WakeRequested(id ident.ID) {
+	s.change(id, func(i *instance) { i.plan.WakeRequested = s.opts.Now() })
+}
+
+// WakeFailed records why the provider cannot wake the VM of a member.
+func (s *State) WakeFailed(id ident.ID, why string) {
+	s.change(id, func(i *instance) { i.plan.WakeFailed = why })
+}
+
+// NotWoken records that a member of a group is deleted because its VM did not wake.
+func (s *State) NotWoken(key config.GroupKey) {
+	s.mu.Lock()
+	if g := s.groups[key]; g != nil {
+		g.notWokenAt = s.opts.Now()
+		s.touch(g)
+	}
+	s.mu.Unlock()
+}
+
 // Drained records that an operator reported the node as drained.
 func (s *State) Drained(id ident.ID) { s.change(id, func(i *instance) { i.plan.Drained = true }) }
 

@@ -137,8 +137,8 @@ func (s *State) emit(events []InstanceEvent) {
 // providerStates maps a VM's state to the planner's state. A state that is not listed here is unknown.
 var providerStates = map[infra.State]plan.ProviderState{
 	infra.Pending: plan.ProviderPending, infra.Running: plan.ProviderRunning,
-	infra.Stopping: plan.ProviderGoing, infra.Deleting: plan.ProviderGoing,
-	infra.Stopped: plan.ProviderStopped, infra.Failed: plan.ProviderStopped,
+	infra.Stopping: plan.ProviderStopping, infra.Deleting: plan.ProviderGoing,
+	infra.Stopped: plan.ProviderStopped, infra.Failed: plan.ProviderFailed,
 	infra.Deleted: plan.ProviderGone,
 }
 

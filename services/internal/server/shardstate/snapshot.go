@@ -54,6 +54,7 @@ func (s *State) snapshot(g *group, settings plan.Settings, instances []plan.Inst
 		SpotRefusedAt:  g.spotRefusedAt,
 		Backoff:        g.backoff,
 		SpareBackoff:   g.spareBackoff,
+		NotWokenAt:     g.notWokenAt,
 		Guard:          g.guard,
 		Notices:        g.notices,
 		Advised:        g.advised,

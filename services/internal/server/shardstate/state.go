@@ -84,6 +84,7 @@ type group struct {
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
 	spareBackoff  plan.Backoff
+	notWokenAt    time.Time
 	guard         plan.Guard // of the last plan
 	notices       plan.Notices
 	advised       plan.Notices
@@ -326,6 +327,7 @@ func SettingsOf(shard *config.Shard) plan.Settings {
 		EligibleAge:         s.Expiry.EligibleAge.D(),
 		ForcedAge:           s.Expiry.ForcedAge.D(),
 		OnDemandAge:         s.Expiry.OnDemandAge.D(),
+		RequestTimeout:      s.RequestTimeout.D(),
 		Terminating:         shard.Terminating,
 	}
 }

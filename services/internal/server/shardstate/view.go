@@ -145,8 +145,8 @@ func (s *State) groupView(g *group) GroupView {
 		}
 		if plan.CountsAsSpare(p) {
 			v.SparesThere++
-			if p.Healthy && now.Sub(p.LastReport) < 3*s.settings.HealthInterval &&
-				!plan.Drifted(&g.Group, g.currentImage(), p) {
+			ready := p.Asleep() || p.Healthy && now.Sub(p.LastReport) < 3*s.settings.HealthInterval
+			if ready && p.Sleep == g.Spares.Sleep() && !plan.Drifted(&g.Group, g.currentImage(), p) {
 				v.SparesReady++
 			}
 		}

@@ -132,7 +132,8 @@ var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stoppi
 	"spare", "deleted"}
 
 // classOf returns "deleted" for a deleted instance, "draining" for one that is being deleted, and "preserved" for a
-// failed one that is preserved. It returns "spare" for a healthy spare. For other instances it returns their health.
+// failed one that is preserved. It returns "spare" for a spare that is healthy or asleep. For other
+// instances it returns their health.
 func classOf(i *nstancev1.InstanceStatus) string {
 	switch {
 	case i.GetState() == "deleted":
@@ -141,7 +142,7 @@ func classOf(i *nstancev1.InstanceStatus) string {
 		return "draining"
 	case i.GetPreservedAt() != nil:
 		return "preserved"
-	case i.GetSpare() && i.GetHealth() == "healthy":
+	case i.GetSpare() && (i.GetHealth() == "healthy" || i.GetHealth() == "asleep"):
 		return "spare"
 	case !slices.Contains(classes, i.GetHealth()):
 		return "unknown"

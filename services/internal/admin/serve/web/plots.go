@@ -247,7 +247,7 @@ func number(n float64) string {
 var causeClasses = map[string]string{"gone": "k1", "unhealthy": "k2", "health_check": "k2", "load_balancer": "k2",
 	"flapping": "k2", "notice": "k3", "recommendation": "k3", "maintenance": "k3", "power_off": "k3",
 	"unregistered": "k3", "drift": "k4", "expired": "k5",
-	"return_to_spot": "k5"}
+	"return_to_spot": "k5", "not_woken": "k1"}
 
 // replacementChart plots finished replacements by their cause.
 func replacementChart(done []*replacement, period plotPeriod, now time.Time) chart {

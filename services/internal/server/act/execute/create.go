@@ -187,7 +187,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	rec.InfraHash = group.InfraHash
 	rec.CreatedAt = x.Env.Now()
 	if o.action.Spare {
-		rec.Spare = &record.Spare{}
+		rec.Spare = &record.Spare{Sleep: group.Spares.Sleep()}
 	}
 	machine, err := x.Renderer.Render(ctx, group, rec)
 	if err != nil {
@@ -205,6 +205,9 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		Tags: x.tags(&rec),
 		Arch: group.Arch, InstanceType: place.instanceType, Subnet: place.subnet,
 		Args: machine.Args, Userdata: machine.Userdata, Hostname: machine.Hostname,
+	}
+	if rec.Spare != nil {
+		request.Sleep = rec.Spare.Sleep
 	}
 	entered := x.Env.Now()
 	if x.Entered != nil {

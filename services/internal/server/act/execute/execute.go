@@ -157,6 +157,8 @@ var groupActions = map[plan.Kind]struct {
 	plan.Mark:      {plan.MarkingDeleting, (*Executor).mark},
 	plan.Preserve:  {plan.Preserving, (*Executor).preserve},
 	plan.Promote:   {plan.Promoting, (*Executor).promote},
+	plan.Sleep:     {plan.Sleeping, (*Executor).sleep},
+	plan.Wake:      {plan.Waking, (*Executor).wake},
 	plan.Drain:     {plan.Draining, (*Executor).drain},
 	plan.Terminate: {plan.Terminating, (*Executor).terminate},
 	plan.Forget:    {plan.Forgetting, (*Executor).forget},
@@ -243,6 +245,8 @@ func (x *Executor) countFailed(group config.GroupKey, action plan.Action) {
 	deletion := plan.Deletion{Cause: action.Cause}
 	view, ok := x.State.Instance(action.Instance)
 	switch {
+	case action.Cause == plan.CauseNotWoken:
+		x.State.NotWoken(group)
 	case !deletion.CountsAsFailedCreation():
 	case ok && view.Record.IsSpare():
 		x.State.SpareFailed(group, action.Reason)

@@ -140,6 +140,7 @@ const (
 	healthUnregistered = "unregistered" // its agent has not registered yet
 	healthUnknown      = "unknown"      // registered, but without a report in this leadership; or deleted
 	healthStopping     = "stopping"     // its agent announced that the machine shuts down or restarts
+	healthAsleep       = "asleep"       // it is a spare whose VM sleeps, or falls asleep
 )
 
 func health(v shardstate.InstanceView, now time.Time) (state, message string) {
@@ -149,6 +150,10 @@ func health(v shardstate.InstanceView, now time.Time) (state, message string) {
 		return healthUnknown, ""
 	case v.Record.RegisteredAt.IsZero():
 		return healthUnregistered, lastRefused(p)
+	case p.Asleep() && p.DeletingAt.IsZero():
+		return healthAsleep, ""
+	case p.Waking() && p.DeletingAt.IsZero():
+		return healthUnknown, join("its VM is being woken", lastRefused(p))
 	case !p.PowerOffAt.IsZero():
 		return healthStopping, "the machine powers off"
 	case !p.RestartingAt.IsZero() && p.Reboot:

@@ -210,6 +210,7 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventMaintenance:     nstancev1.InstanceEvent_TYPE_MAINTENANCE,
 	shardstate.EventPreserved:       nstancev1.InstanceEvent_TYPE_PRESERVED,
 	shardstate.EventPromoted:        nstancev1.InstanceEvent_TYPE_PROMOTED,
+	shardstate.EventAsleep:          nstancev1.InstanceEvent_TYPE_ASLEEP,
 }
 
 // instanceEvent renders an event with the current status of the instance.
