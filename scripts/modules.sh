@@ -34,7 +34,7 @@ export TF_CLI_CONFIG_FILE TF_IN_AUTOMATION=1
 # init writes files into a copy, not into the clone.
 mkdir -p "$work/examples"
 cp -R modules "$work/"
-cp -R examples/aws examples/gcp examples/onprem "$work/examples/"
+cp -R examples/aws examples/gcp examples/multi-cloud examples/onprem "$work/examples/"
 find "$work/modules" "$work/examples" -name '.terraform*' -prune -exec rm -rf {} +
 
 prepare() { # CLI DIRECTORY
@@ -46,17 +46,17 @@ prepare() { # CLI DIRECTORY
 
 all=
 [ $# -gt 0 ] || all=yes
-[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/servers onprem/shard proxmox/servers
+[ -z "$all" ] || set -- aws/account aws/cluster aws/federation aws/network aws/shard gcp/account gcp/cluster gcp/federation gcp/network gcp/shard libvirt/servers onprem/shard proxmox/servers
 
 if [ -n "$all" ]; then
 	echo "-- format"
 	"$tofu" fmt -check -diff -recursive modules
 	"$tofu" fmt -check -diff -recursive examples
-	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/ examples/gcp/single-shard examples/gcp/multi-zone examples/gcp/environments/*/ examples/onprem/*/; do
+	for dir in modules/*/* examples/aws/single-shard examples/aws/multi-az examples/aws/environments/*/ examples/gcp/single-shard examples/gcp/multi-zone examples/gcp/environments/*/ examples/multi-cloud examples/onprem/*/; do
 		echo "-- tflint $dir"
 		"$tflint" --config="$PWD/.tflint.hcl" --chdir="$dir"
 	done
-	for example in aws/single-shard aws/multi-az aws/environments/staging aws/environments/production gcp/single-shard gcp/multi-zone gcp/environments/staging gcp/environments/production onprem/libvirt onprem/proxmox; do
+	for example in aws/single-shard aws/multi-az aws/environments/staging aws/environments/production gcp/single-shard gcp/multi-zone gcp/environments/staging gcp/environments/production multi-cloud onprem/libvirt onprem/proxmox; do
 		cli=$tofu
 		case $example in
 		*/multi-*) cli=$terraform ;;

@@ -163,7 +163,7 @@ step_gcp() {
 	go test ./services/internal/server/infra/gcp/... ./services/contract/cloud/gcp/... ./services/store/objstore/gcs/... \
 		./services/store/secretstore/googlesecretmanager/... ./services/store/keyring/gcp/... ./tests/cloud/fakegcp/... ./tests/modules/... \
 		-timeout 10m
-	scripts/modules.sh gcp/account gcp/cluster gcp/network gcp/shard
+	scripts/modules.sh gcp/account gcp/cluster gcp/federation gcp/network gcp/shard
 }
 
 # The Terraform modules, with mocked providers.

@@ -9,6 +9,7 @@ variable "cluster" {
       provider = string
       arn      = string
     }))
+    primary = optional(object({ id = string }))
     secrets = optional(object({
       provider = string
       prefix   = string
@@ -22,7 +23,7 @@ variable "cluster" {
   }
 
   validation {
-    condition     = var.cluster.secrets.provider == "object-storage" ? var.cluster.encryption_key != null : contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.secrets.provider) && length(var.cluster.secrets.prefix) > 0
+    condition     = var.cluster.secrets.provider == "object-storage" ? var.cluster.encryption_key != null || var.cluster.primary != null : contains(["aws-secrets-manager", "aws-parameter-store"], var.cluster.secrets.provider) && length(var.cluster.secrets.prefix) > 0
     error_message = "cluster.secrets is in the object storage, with an encryption_key, or in aws-secrets-manager or aws-parameter-store, with a prefix: without one the servers could read every secret of the account."
   }
 }

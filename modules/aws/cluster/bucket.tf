@@ -8,6 +8,13 @@ resource "aws_s3_bucket" "this" {
   bucket        = local.bucket_name
   force_destroy = var.force_destroy
   tags          = local.tags
+
+  lifecycle {
+    precondition {
+      condition     = var.primary == null ? true : var.primary.id == var.cluster_id
+      error_message = "primary is of another cluster than cluster_id."
+    }
+  }
 }
 
 resource "aws_s3_bucket_public_access_block" "this" {

@@ -10,10 +10,10 @@ ephemeral "nstance_encryption_key" "this" {}
 
 locals {
   # Only secrets in the bucket are encrypted with this key.
-  sealed             = var.secrets.provider == "object-storage"
+  sealed             = var.secrets.provider == "object-storage" && var.primary == null
   in_secrets_manager = local.sealed && var.encryption_key.provider == "aws-secrets-manager"
   in_parameter_store = local.sealed && var.encryption_key.provider == "aws-parameter-store"
-  secrets_prefix = (local.sealed ? "" : var.secrets.prefix != null ? var.secrets.prefix
+  secrets_prefix = (var.secrets.provider == "object-storage" ? "" : var.secrets.prefix != null ? var.secrets.prefix
     : var.secrets.provider == "aws-parameter-store" ? "/nstance/${var.cluster_id}/" : "nstance/${var.cluster_id}/"
   )
 }

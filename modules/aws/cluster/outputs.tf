@@ -33,6 +33,19 @@ output "cluster" {
     kms_key_arn    = var.kms_key_arn
     secrets        = { provider = var.secrets.provider, prefix = local.secrets_prefix }
     encryption_key = local.encryption_key
+    primary        = var.primary
+  }
+}
+
+output "primary" {
+  description = "The cluster's bucket, secrets and encryption key, as the value of the variable `primary` of the module `cluster` of another cloud."
+  # Shards are created after the CA and destroyed before it.
+  depends_on = [nstance_cluster.this]
+  value = var.primary != null ? var.primary : {
+    id             = var.cluster_id
+    storage        = { provider = "s3", bucket = aws_s3_bucket.this.bucket, prefix = var.prefix == "" ? null : var.prefix, region = data.aws_region.current.id, endpoint = null }
+    secrets        = { provider = var.secrets.provider, prefix = local.secrets_prefix == "" ? null : local.secrets_prefix, project_id = null }
+    encryption_key = local.encryption_key == null ? null : { provider = local.encryption_key.provider, source = local.encryption_key.source }
   }
 }
 

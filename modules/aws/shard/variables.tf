@@ -10,12 +10,47 @@ variable "cluster" {
       provider = string
       source   = string
     }))
+    primary = optional(object({
+      id = string
+      storage = object({
+        provider = string
+        bucket   = string
+        prefix   = optional(string)
+        region   = optional(string)
+        endpoint = optional(string)
+      })
+      secrets = object({
+        provider   = string
+        prefix     = optional(string)
+        project_id = optional(string)
+      })
+      encryption_key = optional(object({
+        provider = string
+        source   = string
+      }))
+    }))
     secrets = optional(object({
       provider = string
       prefix   = string
     }), { provider = "object-storage", prefix = "" })
   })
   nullable = false
+}
+
+variable "identity" {
+  description = "How the servers get credentials in the cloud of the cluster's bucket, if this is another cloud: the shard's element of the output `identities` of the module `federation` there. See docs/start/multi-cloud.md."
+  type = object({
+    role_arn        = optional(string)
+    profile         = optional(string)
+    pool_provider   = optional(string)
+    service_account = optional(string)
+  })
+  default = null
+
+  validation {
+    condition     = (var.identity != null) == (var.cluster.primary != null)
+    error_message = "identity is for a cluster whose bucket is in another cloud: set it exactly if the module cluster has primary."
+  }
 }
 
 variable "account" {

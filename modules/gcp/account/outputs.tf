@@ -9,7 +9,7 @@ output "account" {
     google_service_account_iam_member.agent,
   ]
   value = {
-    servers               = { for shard, account in google_service_account.server : shard => { email = account.email } }
+    servers               = { for shard, account in google_service_account.server : shard => { email = account.email, unique_id = account.unique_id } }
     agent_service_account = one(google_service_account.agent[*].email)
   }
 }

@@ -8,6 +8,7 @@ variable "cluster" {
       provider = string
       source   = string
     }))
+    primary = optional(object({ id = string }))
     secrets = optional(object({
       provider = string
       prefix   = string
@@ -16,7 +17,7 @@ variable "cluster" {
   nullable = false
 
   validation {
-    condition     = var.cluster.secrets.provider == "object-storage" ? var.cluster.encryption_key != null : var.cluster.secrets.provider == "google-secret-manager" && length(var.cluster.secrets.prefix) > 0
+    condition     = var.cluster.secrets.provider == "object-storage" ? var.cluster.encryption_key != null || var.cluster.primary != null : var.cluster.secrets.provider == "google-secret-manager" && length(var.cluster.secrets.prefix) > 0
     error_message = "cluster.secrets is in the object storage, with an encryption_key, or in google-secret-manager, with a prefix: without one the servers could read every secret of the project."
   }
 }

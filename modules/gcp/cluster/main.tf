@@ -63,6 +63,10 @@ resource "google_storage_bucket" "this" {
 
   lifecycle {
     precondition {
+      condition     = var.primary == null ? true : var.primary.id == var.cluster_id
+      error_message = "primary is of another cluster than cluster_id."
+    }
+    precondition {
       condition     = length(local.bucket_name) <= 63
       error_message = "The bucket's name of cluster, project and location, \"${local.bucket_name}\", has ${length(local.bucket_name)} characters, and a bucket's name has at most 63: set bucket_name."
     }
@@ -82,12 +86,13 @@ resource "google_kms_crypto_key_iam_member" "storage" {
 
 locals {
   # Only secrets in the bucket are encrypted with the key.
-  sealed         = var.secrets.provider == "object-storage"
+  sealed         = var.secrets.provider == "object-storage" && var.primary == null
+  in_bucket      = var.secrets.provider == "object-storage"
   encryption_key = local.sealed && var.encryption_key != null ? { provider = "google-secret-manager", source = var.encryption_key.source } : null
   secrets = {
     provider   = var.secrets.provider
-    prefix     = local.sealed ? "" : coalesce(var.secrets.prefix, "nstance-${var.cluster_id}-")
-    project_id = local.sealed ? null : local.project
+    prefix     = local.in_bucket ? "" : coalesce(var.secrets.prefix, "nstance-${var.cluster_id}-")
+    project_id = local.in_bucket ? null : local.project
   }
 }
 

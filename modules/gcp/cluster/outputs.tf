@@ -29,6 +29,19 @@ output "cluster" {
     kms_key_name   = var.kms_key_name
     secrets        = local.secrets
     encryption_key = local.encryption_key
+    primary        = var.primary
+  }
+}
+
+output "primary" {
+  description = "The cluster's bucket, secrets and encryption key, as the value of the variable `primary` of the module `cluster` of another cloud."
+  # Shards are created after the CA and destroyed before it.
+  depends_on = [nstance_cluster.this]
+  value = var.primary != null ? var.primary : {
+    id             = var.cluster_id
+    storage        = { provider = "gcs", bucket = google_storage_bucket.this.name, prefix = var.prefix == "" ? null : var.prefix, region = null, endpoint = null }
+    secrets        = { provider = local.secrets.provider, prefix = local.secrets.prefix == "" ? null : local.secrets.prefix, project_id = local.secrets.project_id }
+    encryption_key = local.encryption_key
   }
 }
 

@@ -9,6 +9,30 @@ variable "cluster_id" {
   }
 }
 
+variable "primary" {
+  description = "The cluster's bucket, if it is in another cloud: the output `primary` of the module `cluster` there. This module then makes only the bucket of the shards in this cloud, without CA and encryption key. See docs/start/multi-cloud.md."
+  type = object({
+    id = string
+    storage = object({
+      provider = string
+      bucket   = string
+      prefix   = optional(string)
+      region   = optional(string)
+      endpoint = optional(string)
+    })
+    secrets = object({
+      provider   = string
+      prefix     = optional(string)
+      project_id = optional(string)
+    })
+    encryption_key = optional(object({
+      provider = string
+      source   = string
+    }))
+  })
+  default = null
+}
+
 variable "bucket_name" {
   description = "Name of the bucket, which must be unique among all buckets of Google Cloud. Default: a name made of the cluster's name, the project and the location."
   type        = string
@@ -87,8 +111,8 @@ variable "encryption_key" {
   }
 
   validation {
-    condition     = (var.encryption_key != null) == (var.secrets.provider == "object-storage")
-    error_message = "encryption_key names a secret that holds the key: openssl rand -base64 32 | tr -d '\\n' | gcloud secrets create NAME --data-file=-. It is for secrets in the bucket only."
+    condition     = (var.encryption_key != null) == (var.secrets.provider == "object-storage" && var.primary == null)
+    error_message = "encryption_key names a secret that holds the key: openssl rand -base64 32 | tr -d '\\n' | gcloud secrets create NAME --data-file=-. It is for secrets in this bucket only."
   }
 }
 

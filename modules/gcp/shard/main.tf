@@ -40,6 +40,16 @@ data "nstance_userdata" "agent" {
   commands_before = length(var.agent_commands) == 0 ? null : var.agent_commands
 }
 
+locals {
+  # Where the cluster's own objects, secrets and encryption key are: in this cloud, or in another one.
+  home = var.cluster.primary != null ? var.cluster.primary : {
+    id             = var.cluster.id
+    storage        = { provider = "gcs", bucket = var.cluster.bucket, prefix = var.cluster.prefix, region = null, endpoint = null }
+    secrets        = { provider = var.cluster.secrets.provider, prefix = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix, project_id = var.cluster.secrets.project_id }
+    encryption_key = var.cluster.encryption_key
+  }
+}
+
 resource "nstance_shard" "this" {
   # This resource is destroyed first. Its destruction waits until the leader has deleted all VMs of the shard. Until
   # then the servers need their VMs, their permissions and their routes.
@@ -58,12 +68,13 @@ resource "nstance_shard" "this" {
 
   config = provider::nstance::config_merge({
     cluster = {
-      id = var.cluster.id
+      id      = var.cluster.id
+      storage = var.cluster.primary == null ? null : merge(var.cluster.primary.storage, { identity = var.identity })
       secrets = {
-        provider       = var.cluster.secrets.provider
-        prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
-        project_id     = var.cluster.secrets.project_id
-        encryption_key = var.cluster.encryption_key
+        provider       = local.home.secrets.provider
+        prefix         = local.home.secrets.prefix
+        project_id     = local.home.secrets.project_id
+        encryption_key = local.home.encryption_key
       }
     }
     server = {

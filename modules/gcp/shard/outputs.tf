@@ -18,9 +18,9 @@ output "shard" {
 data "nstance_admin_context" "this" {
   name           = var.cluster.id
   servers        = { (var.shard) = "${local.leader_host}:${local.ports.operator}" }
-  storage        = { provider = "gcs", bucket = var.cluster.bucket, prefix = var.cluster.prefix }
-  secrets        = var.cluster.secrets
-  encryption_key = var.cluster.encryption_key
+  storage        = local.home.storage
+  secrets        = local.home.secrets
+  encryption_key = local.home.encryption_key
 }
 
 output "admin_context" {

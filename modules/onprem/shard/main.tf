@@ -36,9 +36,10 @@ data "nstance_userdata" "server" {
   binaries        = length(var.server_binaries) == 0 ? null : var.server_binaries
   commands_before = concat(local.unit_commands, var.server_commands)
   environment = merge({
-    AWS_ENDPOINT_URL      = var.bucket.endpoint
-    AWS_REGION            = var.bucket.region
-    AWS_S3_USE_PATH_STYLE = "true"
+    # Only S3 is at the endpoint, if the cluster's bucket is on AWS.
+    (var.cluster.primary == null ? "AWS_ENDPOINT_URL" : "AWS_ENDPOINT_URL_S3") = var.bucket.endpoint
+    AWS_REGION                                                                 = var.bucket.region
+    AWS_S3_USE_PATH_STYLE                                                      = "true"
   }, var.server_environment)
 }
 
@@ -47,6 +48,20 @@ data "nstance_userdata" "agent" {
   binaries        = length(var.agent_binaries) == 0 ? null : var.agent_binaries
   environment     = length(var.agent_environment) == 0 ? null : var.agent_environment
   commands_before = length(var.agent_commands) == 0 ? null : var.agent_commands
+}
+
+locals {
+  # Where the cluster's own objects, secrets and encryption key are: in the shard's bucket, or in a cloud.
+  home = var.cluster.primary != null ? var.cluster.primary : {
+    id             = var.cluster.id
+    storage        = { provider = "s3", bucket = var.bucket.name, prefix = var.bucket.prefix, region = var.bucket.region, endpoint = var.bucket.endpoint }
+    secrets        = { provider = "object-storage", prefix = null, project_id = null }
+    encryption_key = var.cluster.encryption_key
+  }
+  # The environment names the endpoint of the shard's own bucket, so that of the cluster's bucket must be named here.
+  storage = merge(local.home.storage, {
+    endpoint = local.home.storage.provider == "s3" ? coalesce(local.home.storage.endpoint, "https://s3.${coalesce(local.home.storage.region, "us-east-1")}.amazonaws.com") : null
+  })
 }
 
 resource "nstance_shard" "this" {
@@ -59,7 +74,8 @@ resource "nstance_shard" "this" {
   config = provider::nstance::config_merge({
     cluster = {
       id      = var.cluster.id
-      secrets = { provider = "object-storage", encryption_key = var.cluster.encryption_key }
+      storage = var.cluster.primary == null ? null : merge(local.storage, { identity = var.identity })
+      secrets = merge(local.home.secrets, { encryption_key = local.home.encryption_key })
     }
     server = {
       shard          = var.shard

@@ -18,8 +18,8 @@ output "server_userdata" {
 data "nstance_admin_context" "this" {
   name           = var.cluster.id
   servers        = { (var.shard) = "${local.leader_url}:8993" }
-  storage        = { provider = "s3", bucket = var.bucket.name, prefix = var.bucket.prefix, region = var.bucket.region, endpoint = var.bucket.endpoint, path_style = true }
-  encryption_key = var.cluster.encryption_key
+  storage        = merge(local.storage, { path_style = var.cluster.primary == null })
+  encryption_key = local.home.encryption_key
 }
 
 output "admin_context" {

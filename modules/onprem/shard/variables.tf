@@ -1,13 +1,41 @@
 variable "cluster" {
-  description = "The cluster of the shard: its `id`, and where its encryption key is stored. The cluster's secrets are in the bucket, sealed with this key."
+  description = "The cluster of the shard: its `id`, and where its encryption key is stored. The cluster's secrets are in the bucket, sealed with this key. If the cluster's bucket is in a cloud, `primary` is the output `primary` of the module `cluster` there, and `encryption_key` is not used. See docs/start/multi-cloud.md."
   type = object({
     id = string
     encryption_key = optional(object({
       provider = string
       source   = string
     }), { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" })
+    primary = optional(object({
+      id = string
+      storage = object({
+        provider = string
+        bucket   = string
+        prefix   = optional(string)
+        region   = optional(string)
+        endpoint = optional(string)
+      })
+      secrets = object({
+        provider   = string
+        prefix     = optional(string)
+        project_id = optional(string)
+      })
+      encryption_key = optional(object({
+        provider = string
+        source   = string
+      }))
+    }))
   })
   nullable = false
+}
+
+variable "identity" {
+  description = "How the servers get credentials in the cloud of the cluster's bucket, if these are not those of the shard's own bucket: the `profile` in the file of the variable AWS_CONFIG_FILE, and optionally the `role_arn` that the servers assume with it. For Google Cloud, leave it out and set GOOGLE_APPLICATION_CREDENTIALS in server_environment."
+  type = object({
+    profile  = optional(string)
+    role_arn = optional(string)
+  })
+  default = null
 }
 
 variable "shard" {

@@ -63,6 +63,16 @@ var cliConfig = sync.OnceValues(func() (string, error) {
 // newCloud starts a cloud that ends with the test. If the test fails, its cleanup logs the output of the machines.
 func newCloud(t *testing.T, zones ...string) *cloud {
 	t.Helper()
+	return newCloudWith(t, func(google http.Handler) http.Handler { return google }, nil, zones...)
+}
+
+// newCloudWith is like newCloud, beside another cloud. front returns the handler that answers the machines' requests.
+// The variables of environment are added to the environment of the machines.
+func newCloudWith(t *testing.T, front func(http.Handler) http.Handler, environment map[string]string,
+	zones ...string) *cloud {
+	t.Helper()
+	inside := fakegcp.Environment("http://169.254.170.1")
+	maps.Copy(inside, environment)
 	programs, err := lab.Build()
 	must(t, err)
 	config, err := cliConfig()
@@ -71,16 +81,16 @@ func newCloud(t *testing.T, zones ...string) *cloud {
 	must(t, err)
 	c := &cloud{Cloud: fake}
 	dir := t.TempDir()
-	c.machines, err = machine.New(machine.Config{Dir: dir, API: fake,
+	c.machines, err = machine.New(machine.Config{Dir: dir, API: front(fake),
 		Images: map[string]string{images + "nstance-server-amd64-1": programs.ServerImage,
 			images + "nstance-agent-amd64-1": programs.AgentImage},
-		Environment: fakegcp.Environment("http://169.254.170.1")})
+		Environment: inside})
 	must(t, err)
 	for _, role := range []string{"server", "agent"} {
 		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-amd64-1", "nstance-"+role+"-amd64")
 	}
-	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number, UniqueID: fake.IAM.UniqueID,
-		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number,
+		UniqueID: fake.IAM.UniqueID, Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})
 	go func() { defer close(ended); guests.Run(ctx) }()

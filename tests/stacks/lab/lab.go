@@ -68,17 +68,39 @@ type Lab struct {
 	logs      string // the directory of the machines' logs
 }
 
+// Options are for a cloud beside another one.
+type Options struct {
+	// CLIConfig is the path of a CLI configuration with the providers of both clouds. Default: one for this cloud only.
+	CLIConfig string
+	// Front returns the handler that answers the machines' requests. Default: this cloud only.
+	Front func(http.Handler) http.Handler
+	// GoogleKeys is that of [fakeaws.Config].
+	GoogleKeys func() (map[string]string, error)
+	// Environment is added to the environment of the machines.
+	Environment map[string]string
+}
+
 // New starts a cloud that ends with the test. If the test fails, New's cleanup logs the output of the machines.
 func New(t *testing.T) *Lab {
+	t.Helper()
+	return NewWith(t, Options{Front: func(aws http.Handler) http.Handler { return aws }})
+}
+
+// NewWith is like New, with options.
+func NewWith(t *testing.T, options Options) *Lab {
 	t.Helper()
 	programs, err := Build()
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{}
-	if l.cliConfig, err = awsConfig(); err != nil {
-		t.Fatal(err)
+	l := &Lab{cliConfig: options.CLIConfig}
+	if l.cliConfig == "" {
+		if l.cliConfig, err = awsConfig(); err != nil {
+			t.Fatal(err)
+		}
 	}
+	environment := map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1", "AWS_S3_USE_PATH_STYLE": "true"}
+	maps.Copy(environment, options.Environment)
 	versitygw, err := Run(t.Context(), "scripts/tool.sh", "versitygw")
 	if err != nil {
 		t.Fatal(err)
@@ -92,14 +114,13 @@ func New(t *testing.T) *Lab {
 	l.logs = filepath.Join(dir, "logs")
 	l.Cloud, err = fakeaws.New(fakeaws.Config{
 		S3: &backend, ScalingEvery: scaling, Probe: l.probe, Log: slog.New(slog.DiscardHandler),
-		Limits: rate.Documented(),
+		Limits: rate.Documented(), GoogleKeys: options.GoogleKeys,
 		Machines: func(api http.Handler) (ec2.Machines, error) {
 			var err error
 			l.Machines, err = machine.New(machine.Config{
-				Dir: dir, API: api, Images: map[string]string{ServerAMI: programs.ServerImage,
+				Dir: dir, API: options.Front(api), Images: map[string]string{ServerAMI: programs.ServerImage,
 					AgentAMI: programs.AgentImage, BadServerAMI: programs.BadServerImage},
-				Environment: map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1",
-					"AWS_S3_USE_PATH_STYLE": "true"},
+				Environment: environment,
 			})
 			return l.Machines, err
 		},
@@ -293,6 +314,13 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	})
 }
 
+// DialVPC returns a function that connects from a VPC.
+func (l *Lab) DialVPC(vpc string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return l.Machines.DialVPC(ctx, vpc, network, address)
+	}
+}
+
 // NewOperator connects to the leader at host as a new operator. dial connects from the shard's network.
 func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
@@ -301,6 +329,13 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ConnectOperator(t, identity, host, dial)
+}
+
+// ConnectOperator connects to the leader at host as an operator that has registered in the cluster.
+func ConnectOperator(t *testing.T, identity operatorclient.Identity, host string,
+	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
+	t.Helper()
 	client := operatorclient.New(operatorclient.Options{Addresses: []string{net.JoinHostPort(host, "8993")},
 		TLS: func() (*tls.Config, error) {
 			config, err := identity.Config("", time.Now)

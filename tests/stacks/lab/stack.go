@@ -62,7 +62,11 @@ func NewStack(t T, cli, example string, vars map[string]any, override string,
 	t.Helper()
 	dir := t.TempDir()
 	cloud, _, _ := strings.Cut(example, "/")
-	for _, part := range []string{"modules/" + cloud, "modules/kubernetes", "examples/" + cloud} {
+	parts := []string{"modules/" + cloud, "modules/kubernetes", "examples/" + cloud}
+	if cloud == example { // an example for several clouds
+		parts = []string{"modules", "examples/" + cloud}
+	}
+	for _, part := range parts {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
 	environment = maps.Clone(environment)

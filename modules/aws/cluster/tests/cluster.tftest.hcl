@@ -175,3 +175,19 @@ run "bad_key" {
 
   expect_failures = [var.encryption_key]
 }
+
+run "primary" {
+  command = plan
+  variables {
+    primary = {
+      id             = "example"
+      storage        = { provider = "gcs", bucket = "example-primary" }
+      secrets        = { provider = "object-storage" }
+      encryption_key = { provider = "env", source = "KEY" }
+    }
+  }
+  assert {
+    condition     = length(nstance_cluster.this) == 0 && output.encryption_key == null && output.cluster.primary.storage.bucket == "example-primary" && output.primary.storage.bucket == "example-primary"
+    error_message = "a shard's bucket has a CA or a key of its own"
+  }
+}

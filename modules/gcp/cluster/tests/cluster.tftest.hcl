@@ -153,3 +153,20 @@ run "name_too_long_for_a_bucket" {
 
   expect_failures = [google_storage_bucket.this]
 }
+
+run "primary" {
+  command = plan
+  variables {
+    primary = {
+      id             = "example"
+      storage        = { provider = "s3", bucket = "example-primary" }
+      secrets        = { provider = "object-storage" }
+      encryption_key = { provider = "env", source = "KEY" }
+    }
+    encryption_key = null
+  }
+  assert {
+    condition     = length(nstance_cluster.this) == 0 && output.encryption_key == null && output.cluster.primary.storage.bucket == "example-primary" && output.primary.storage.bucket == "example-primary"
+    error_message = "a shard's bucket has a CA or a key of its own"
+  }
+}

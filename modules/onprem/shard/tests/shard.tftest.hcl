@@ -34,6 +34,26 @@ run "shard" {
   }
 }
 
+run "primary" {
+  variables {
+    cluster = { id = "example", primary = {
+      id             = "example"
+      storage        = { provider = "s3", bucket = "example", region = "us-west-2" }
+      secrets        = { provider = "object-storage" }
+      encryption_key = { provider = "aws-secrets-manager", source = "key" }
+    } }
+    identity = { profile = "cluster" }
+  }
+  assert {
+    condition     = nstance_shard.this.config.cluster.storage.endpoint == "https://s3.us-west-2.amazonaws.com" && nstance_shard.this.config.cluster.storage.identity.profile == "cluster" && nstance_shard.this.config.cluster.secrets.encryption_key.source == "key"
+    error_message = "the cluster is ${jsonencode(nstance_shard.this.config.cluster)}"
+  }
+  assert {
+    condition     = data.nstance_userdata.server.environment["AWS_ENDPOINT_URL_S3"] == "https://s3.example.com" && !contains(keys(data.nstance_userdata.server.environment), "AWS_ENDPOINT_URL")
+    error_message = "other services of AWS are expected at the shard's object store"
+  }
+}
+
 run "ipv6" {
   variables {
     leader_network = { ipv6 = "fd00::100" }

@@ -1,0 +1,7 @@
+terraform {
+  required_version = ">= 1.11"
+
+  required_providers {
+    google = { source = "hashicorp/google", version = ">= 5.39, < 8.0" }
+  }
+}

@@ -1,0 +1,202 @@
+package gcp
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
+	"google.golang.org/api/option"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/dev/local"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/store/objstore/s3"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
+	"github.com/nstance-kit/nstance/tests/stacks/lab"
+	"github.com/nstance-kit/nstance/tests/stacks/scenario"
+)
+
+// both answers the requests of the machines of one cloud to that cloud and to AWS. While cut is set, AWS cannot be
+// reached.
+type both struct {
+	google, aws http.Handler
+	cut         atomic.Bool
+}
+
+// ServeHTTP implements http.Handler.
+func (b *both) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	isAWS := strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-") || r.URL.Path == "/"
+	switch {
+	case !isAWS:
+		b.google.ServeHTTP(w, r)
+	case b.cut.Load():
+		panic(http.ErrAbortHandler) // closes the connection
+	default:
+		b.aws.ServeHTTP(w, r)
+	}
+}
+
+func googleKeys() (keys map[string]string, err error) {
+	answer := httptest.NewRecorder()
+	credentials.IdentityKeys(answer, nil)
+	return keys, json.Unmarshal(answer.Body.Bytes(), &keys)
+}
+
+// cutFor is how long AWS cannot be reached. The shards report health every 2 s instead of every 60 s, so this time has
+// as many reports as ten minutes.
+const cutFor = 20 * time.Second
+
+// multiCloud applies the example multi-cloud: a shard on AWS, whose bucket is also that of the cluster, and a shard on
+// Google Cloud. The servers on Google Cloud reach the cluster's bucket and the encryption key by the identity token of
+// their VM.
+func multiCloud(t *testing.T, _ *scenario.Ledger) {
+	const zone = "us-west1-a"
+	config, err := cliConfig()
+	must(t, err)
+	l := lab.NewWith(t, lab.Options{CLIConfig: config, GoogleKeys: googleKeys,
+		Front: func(aws http.Handler) http.Handler { return aws }})
+	front := &both{aws: l.Cloud}
+	c := newCloudWith(t, func(google http.Handler) http.Handler { front.google = google; return front },
+		map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1", "AWS_S3_USE_PATH_STYLE": "true"}, zone)
+	beforeAWS, beforeGoogle := l.Inventory(t), c.Inventory()
+	environment := l.Environment()
+	maps.Copy(environment, c.environment)
+	stack := lab.NewStack(t, cli(t, ""), "multi-cloud", map[string]any{"cluster": "wide", "force_destroy": true,
+		"google_zone": zone, "worker_count": 1, "server_ready_timeout": 40,
+		"aws_server_image": lab.ServerAMI, "aws_worker_image": lab.AgentAMI,
+		"google_worker_image": images + "nstance-agent-amd64-1",
+		"config":              map[string]any{"server": server}}, "", environment)
+	stack.Apply(t)
+	var shards map[string]struct {
+		ID       string
+		LeaderIP string `json:"leader_ipv4"`
+	}
+	var buckets map[string]string
+	var key struct{ Provider, Source string }
+	var admin string
+	stack.Output(t, "shards", &shards)
+	stack.Output(t, "buckets", &buckets)
+	stack.Output(t, "encryption_key", &key)
+	stack.Output(t, "admin_context", &admin)
+	for _, want := range []string{shards["aws"].LeaderIP + ":8993", shards["google"].LeaderIP + ":8993",
+		buckets["cluster"]} {
+		if !strings.Contains(admin, want) {
+			t.Errorf("the context of nstance-admin lacks %s: %s", want, admin)
+		}
+	}
+
+	// The shards share the CA, the secrets and the operators, which are in the cluster's bucket only.
+	aws := l.State(t, buckets["cluster"], "wide", shards["aws"].ID, l.Key(t, key.Provider, key.Source))
+	access, secret := l.Cloud.Credentials()
+	shared, err := s3.New(t.Context(), s3.Options{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
+		Endpoint: l.Endpoint, PathStyle: true, Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
+	must(t, err)
+	own, err := gcs.New(t.Context(), buckets["google"], option.WithHTTPClient(c.client()),
+		option.WithEndpoint(c.server.URL+"/storage/v1/"))
+	must(t, err)
+	west := clusterstate.New(clusterstate.Options{Cluster: shared, Shard: own, ClusterID: "wide", ShardID: zone,
+		Secrets: lab.SecretsInBucket(t, shared, "wide", l.Key(t, key.Provider, key.Source))})
+	google := &scenario.Shard{Cloud: shard{c, zone}, Fake: shard{c, zone}, LeaderIP: shards["google"].LeaderIP,
+		State: west}
+	google.Healthy(t)
+	google.Settled(t, 1, nil)
+	if found, err := own.List(t.Context(), "cluster/"); err != nil || len(found) > 0 {
+		t.Errorf("the bucket of the shard on Google Cloud has objects of the cluster: %v, %v", found, err)
+	}
+	registeredOnAWS := func() (n int) {
+		must(t, aws.LoadInstances(t.Context(), func(i record.Instance, _ objstore.Token) {
+			if i.State == record.Registered {
+				n++
+			}
+		}))
+		return n
+	}
+	lab.Eventually(t, scenario.Soon, "the VM on AWS registers", func() string {
+		if n := registeredOnAWS(); n != 1 {
+			return fmt.Sprint(n)
+		}
+		return ""
+	})
+	scenario.Converged(t, stack)
+
+	// One operator, with one certificate, asks both leaders for one group.
+	identity, err := local.Identity(t.Context(), aws, "")
+	must(t, err)
+	vpc := l.Instances("wide")[0].VPC
+	operators := []nstancev1.OperatorServiceClient{
+		lab.ConnectOperator(t, identity, shards["aws"].LeaderIP, l.DialVPC(vpc)),
+		lab.ConnectOperator(t, identity, google.LeaderIP, google.Dial)}
+	for i, operator := range operators {
+		lab.Eventually(t, scenario.Soon, fmt.Sprintf("leader %d makes the operator's group", i), func() string {
+			_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "pool",
+				Patch: `{"template": "worker", "size": 1}`})
+			return text(err)
+		})
+	}
+	google.Settled(t, 2, nil)
+	lab.Eventually(t, scenario.Soon, "two VMs on AWS", func() string {
+		if n := registeredOnAWS(); n != 2 {
+			return fmt.Sprint(n)
+		}
+		return ""
+	})
+
+	// AWS cannot be reached from Google Cloud. The leader there works on, and replaces nothing.
+	kept, servers := google.Workers(), google.Servers()
+	front.cut.Store(true)
+	for began := time.Now(); time.Since(began) < cutFor; {
+		if now := google.Workers(); !slices.Equal(now, kept) {
+			t.Fatalf("without AWS the VMs on Google Cloud are %v, want %v as before", now, kept)
+		}
+		if now := google.Servers(); !slices.Equal(now, servers) {
+			t.Fatalf("without AWS the servers on Google Cloud are %v, want %v as before", now, servers)
+		}
+		if wrong := google.Health(google.Dial); wrong != "" {
+			t.Errorf("without AWS the leader on Google Cloud is not healthy: %s", wrong)
+		}
+		<-time.After(time.Second)
+	}
+	// A VM that is lost now is replaced, and the new one registers when AWS can be reached again.
+	google.Kill(kept[0])
+	lab.Eventually(t, scenario.Soon, "the lost VM is replaced without AWS", func() string {
+		if now := google.Workers(); len(now) != 2 || slices.Contains(now, kept[0]) {
+			return fmt.Sprint(now)
+		}
+		return ""
+	})
+	front.cut.Store(false)
+	google.Settled(t, 2, kept[:1])
+
+	stack.Destroy(t)
+	if now := c.Inventory(); !slices.Equal(now, beforeGoogle) {
+		t.Errorf("after destroy Google Cloud has %v, want %v", now, beforeGoogle)
+	}
+	if now := l.Inventory(t); !slices.Equal(now, beforeAWS) {
+		t.Errorf("after destroy AWS has %v, want %v", now, beforeAWS)
+	}
+	exchanged := false
+	for _, call := range l.Cloud.Calls() {
+		exchanged = exchanged || call.Action == "AssumeRoleWithWebIdentity" && call.Code == ""
+	}
+	if !exchanged {
+		t.Error("no server exchanged an identity token")
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
