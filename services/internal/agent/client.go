@@ -81,7 +81,7 @@ type Options struct {
 	DrainHook func(ctx context.Context, command []string, environ ...string) (failure string)
 	// Member starts or stops what runs only while the instance is a member of its group, and not a spare. Optional.
 	Member func(ctx context.Context, member bool) error
-	// Wakes watches until ctx ends, and sends each time the machine has woken from sleep. It is called while the
+	// Wakes watches until ctx ends, and sends each time the machine has woken from sleep. It is called when the
 	// instance is a spare. Optional.
 	Wakes func(ctx context.Context) <-chan struct{}
 	// Dial connects to host:port. Optional. The default is TCP.

@@ -48,12 +48,25 @@ func (c *Client) tell(role nstancev1.InstanceRole) {
 // runRole takes the roles that the server tells: it writes the role into a file, starts or stops the unit, starts the
 // health checks again, and runs the hook. Then it reports the role. A member never becomes a spare again, because a
 // server that says so has an outdated record.
+//
+// The VM of a spare may sleep. When it has woken, runRole ends the session, because its connection may be dead.
 func (c *Client) runRole(ctx context.Context) error {
 	role := c.loadRole(ctx)
+	var woken <-chan struct{}
 	for {
-		next, err := c.awaitRole(ctx, role)
-		if err != nil {
-			return err
+		if role == nstancev1.InstanceRole_INSTANCE_ROLE_SPARE && woken == nil && c.Wakes != nil {
+			woken = c.Wakes(ctx) // also later: it becomes a member while it wakes
+		}
+		var next nstancev1.InstanceRole
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case next = <-c.told:
+		case <-woken:
+			c.Log.Info("The machine has woken: connecting again")
+			nudge(c.woken)
+			nudge(c.wake)
+			continue
 		}
 		switch {
 		case next == role:
@@ -66,29 +79,6 @@ func (c *Client) runRole(ctx context.Context) error {
 			return err
 		}
 		role = next
-	}
-}
-
-// awaitRole returns the next role that the server tells. The VM of a spare may sleep meanwhile. When it has woken,
-// awaitRole ends the session, because its connection may be dead.
-func (c *Client) awaitRole(ctx context.Context, role nstancev1.InstanceRole) (nstancev1.InstanceRole, error) {
-	var woken <-chan struct{}
-	if role == nstancev1.InstanceRole_INSTANCE_ROLE_SPARE && c.Wakes != nil {
-		watching, cancel := context.WithCancel(ctx)
-		defer cancel()
-		woken = c.Wakes(watching)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return role, ctx.Err()
-		case next := <-c.told:
-			return next, nil
-		case <-woken:
-			c.Log.Info("The machine has woken: connecting again")
-			nudge(c.woken)
-			nudge(c.wake)
-		}
 	}
 }
 

@@ -136,8 +136,8 @@ func TestRoleIsTakenAgain(t *testing.T) {
 	})
 }
 
-// TestWoken lets the machine of a spare sleep. When it wakes, the agent connects again without a pause. The machine of a
-// member is not watched.
+// TestWoken lets the machine of a spare sleep. When it wakes, the agent connects again without a pause, also if the
+// instance has become a member meanwhile.
 func TestWoken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, n := newFakeServer(t, newID(t)), &network{}
@@ -148,27 +148,31 @@ func TestWoken(t *testing.T) {
 		m := newMemories(t, s)
 		o := m.options(s, n)
 		woken := make(chan struct{})
-		var watching context.Context
-		o.Wakes = func(ctx context.Context) <-chan struct{} {
-			watching = ctx
+		watches := 0
+		o.Wakes = func(context.Context) <-chan struct{} {
+			watches++
 			return woken
 		}
 		_, stop := run(t, o)
 		s.next(t, "a spare", hasRole(spare))
-		for range 2 {
+		wake := func(role nstancev1.InstanceRole) {
+			t.Helper()
 			time.Sleep(time.Minute)
 			woke := time.Now()
 			woken <- struct{}{}
-			s.next(t, "a report on a new stream", hasRole(spare))
+			s.next(t, "a report on a new stream", hasRole(role))
 			if took := time.Since(woke); took > 100*time.Millisecond {
 				t.Errorf("connected again after %s", took)
 			}
+			synctest.Wait()
 		}
-		synctest.Wait()
+		wake(spare)
+		wake(spare)
 		s.fileSends <- roleEvent(member)
 		s.next(t, "a member", hasRole(member))
-		if watching.Err() == nil {
-			t.Error("the machine of a member is watched")
+		wake(member)
+		if watches != 1 {
+			t.Errorf("watched %d times", watches)
 		}
 		_ = stop()
 	})

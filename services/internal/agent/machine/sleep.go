@@ -90,6 +90,9 @@ func (w *SleepWatch) Watch(ctx context.Context) <-chan struct{} {
 			case <-tick.C:
 			}
 			now := w.read()
+			if now.hardware.IsZero() && !before.hardware.IsZero() && now.running-before.running < shortestSleep {
+				continue // just after a machine has woken, its hardware clock may not be readable yet
+			}
 			slept, behind := now.slept(before)
 			if behind {
 				// The clock of the hardware is half a second ahead of its whole seconds, on average.

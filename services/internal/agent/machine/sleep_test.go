@@ -48,17 +48,21 @@ func TestSlept(t *testing.T) {
 	}
 }
 
-// TestSleepWatchSetsTheClock lets a machine sleep twice. Each time, the watch sets the clock, and reports once. The
-// second time, the clock cannot be set.
+// TestSleepWatchSetsTheClock lets a machine sleep twice. Each time, its hardware clock cannot be read at first. Then the
+// watch sets the clock, and reports once. The second time, the clock cannot be set.
 func TestSleepWatchSetsTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asleep, ahead atomic.Int64 // how long the machine slept, and how far its clock was set ahead
 		var refused atomic.Bool
+		var unreadable atomic.Int64 // how often the hardware clock cannot be read
 		start := time.Now()
 		w := &SleepWatch{log: slog.New(slog.DiscardHandler),
 			read: func() clocks {
-				return clocks{time.Since(start), time.Now().Add(time.Duration(ahead.Load())),
-					time.Now().Add(time.Duration(asleep.Load())).Truncate(time.Second)}
+				hardware := time.Now().Add(time.Duration(asleep.Load())).Truncate(time.Second)
+				if unreadable.Add(-1) >= 0 {
+					hardware = time.Time{}
+				}
+				return clocks{time.Since(start), time.Now().Add(time.Duration(ahead.Load())), hardware}
 			},
 			set: func(to time.Time) error {
 				if refused.Load() {
@@ -79,6 +83,7 @@ func TestSleepWatchSetsTheClock(t *testing.T) {
 		}
 		for range 2 {
 			quiet()
+			unreadable.Store(3)
 			asleep.Add(int64(time.Hour))
 			<-woken
 			if off := time.Duration(ahead.Load() - asleep.Load()).Abs(); off > time.Second && !refused.Load() {
