@@ -113,7 +113,7 @@ test-k8s: ## Run the tests for Kubernetes: operator, dev-k8s, installation, whol
 cloud-test: ## Prove Nstance in your own account, then delete everything: CLOUD=aws|gcp REGION=… (HELP=1 explains, CLEAN=1 cleans up)
 	@scripts/cloud-test.sh $(if $(HELP),-help) $(if $(CLOUD),-cloud '$(CLOUD)') $(if $(REGION),-region '$(REGION)') \
 		$(if $(ZONE),-zone '$(ZONE)') $(if $(ARCH),-arch '$(ARCH)') $(if $(ACCOUNT),-account '$(ACCOUNT)') \
-		$(if $(NAME),-name '$(NAME)') $(if $(CLEAN),-clean) $(if $(YES),-yes) $(FLAGS)
+		$(if $(NAME),-name '$(NAME)') $(if $(STEPS),-steps '$(STEPS)') $(if $(CLEAN),-clean) $(if $(YES),-yes) $(FLAGS)
 
 test-short: ## Run the unit tests, without external tools (two minutes)
 	go test -short ./...

@@ -62,6 +62,12 @@ if "$packer" validate -var role=cook -var arch=arm64 -var version=1.0.0 -var "bi
 	echo "images-check.sh: the templates accept a role that does not exist" >&2
 	exit 1
 fi
+"$packer" validate -var run=ct-1234 -var aws_region=eu-west-1 -var gcp_project=my-project -var gcp_zone=us-central1-a -var role=server -var arch=amd64 \
+	-var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" -var "commit=$commit" "$work/packer" >"$work/out" 2>&1 || {
+	cat "$work/out" >&2
+	echo "images-check.sh: the templates are not valid for a run of cloud-test" >&2
+	exit 1
+}
 agent='{"version": "3.3.1611.0", "sha256": "'$(printf '%064d' 0)'"}'
 "$packer" validate -var role=server -var arch=arm64 -var version=1.0.0 -var "binary=$work/binary" -var "modules=$work/binary" -var "commit=$commit" \
 	-var "aws_ssm_agent=$agent" "$work/packer" >"$work/out" 2>&1 || {

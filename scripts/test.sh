@@ -23,7 +23,7 @@ race='server server/act/execute server/act/leader server/health server/infra/moc
 long='proof/bench proof/histories server/plan server/lead/election operator operator/pool operator/machine operator/drain operator/ondemand'
 
 # Packages of other steps. services/internal/proof/sim has the step sim; the others are in the rest.
-others='/services/internal/proof/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/cloudtest$|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
+others='/services/internal/proof/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
 
 internal() {
 	for name; do
@@ -184,13 +184,11 @@ step_stacks() {
 	fi
 	# The stacks mostly wait, so all four run at the same time.
 	go test ./tests/stacks -count=1 -timeout 50m -parallel 4 -terraform="$terraform"
-	go test ./tests/cloudtest -count=1 -timeout 20m -skip GCP
 }
 
 # The example for Google Cloud, applied to the fake cloud and destroyed.
 step_gcpstack() {
 	go test ./tests/stacks/gcp -count=1 -timeout 30m -terraform="$(command -v terraform)"
-	go test ./tests/cloudtest -count=1 -timeout 20m -run GCP
 }
 
 # VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox

@@ -39,7 +39,8 @@ source "amazon-ebs" "nstance" {
     delete_on_termination = true
   }
 
-  run_tags      = local.tags
-  tags          = merge(local.tags, { base = "{{ .SourceAMIName }}" })
-  snapshot_tags = local.tags
+  run_tags        = local.tags
+  run_volume_tags = local.tags
+  tags            = merge(local.tags, { base = "{{ .SourceAMIName }}" })
+  snapshot_tags   = local.tags
 }

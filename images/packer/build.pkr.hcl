@@ -2,12 +2,14 @@
 
 locals {
   name = "nstance-${var.role}-${var.version}-${var.arch}-${formatdate("YYYYMMDDhhmmss", timestamp())}"
-  tags = {
+  # The tag and label by which a run of `make cloud-test` finds what it has made.
+  run = var.run == "" ? {} : { nstance-cloud-test = var.run }
+  tags = merge({
     Name              = local.name
     "nstance:image"   = var.role
     "nstance:version" = var.version
     "nstance:commit"  = var.commit
-  }
+  }, local.run)
   # The password of the user as which Packer logs in under QEMU. It is unique to this build.
   password  = uuidv4()
   platforms = { amazon-ebs = "aws", googlecompute = "gcp", qemu = "qemu" }
@@ -17,7 +19,7 @@ locals {
   # Names and labels of Google Cloud have no dots, and at most 63 characters.
   gcp_version = lower(replace(var.version, ".", "-"))
   gcp_name    = "nstance-${var.role}-${var.arch}-${formatdate("YYYYMMDDhhmmss", timestamp())}"
-  gcp_labels  = { nstance-image = var.role, nstance-version = local.gcp_version, nstance-commit = substr(var.commit, 0, 40) }
+  gcp_labels  = merge({ nstance-image = var.role, nstance-version = local.gcp_version, nstance-commit = substr(var.commit, 0, 40) }, local.run)
 
   # The names of the source images.
   bases = {

@@ -12,6 +12,9 @@ source "googlecompute" "nstance" {
   source_image            = local.bases.googlecompute
   source_image_project_id = ["debian-cloud"]
 
+  # Of the machine and its disk, which has no labels. Default: a random name.
+  instance_name = var.run == "" ? null : "${var.run}-image-${var.role}"
+
   machine_type = var.arch == "arm64" ? "t2a-standard-1" : "e2-small"
   disk_size    = 10
   labels       = local.gcp_labels

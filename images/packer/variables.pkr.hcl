@@ -49,6 +49,17 @@ variable "version" {
   }
 }
 
+variable "run" {
+  description = "Name of the run of `make cloud-test` that builds the image: everything that the build makes has it. Empty: none."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.run == "" || can(regex("^ct-[a-z0-9]{4,12}$", var.run))
+    error_message = "The run must be ct- and 4 to 12 lower-case letters or digits."
+  }
+}
+
 # AWS.
 
 variable "aws_region" {

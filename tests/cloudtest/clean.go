@@ -83,6 +83,11 @@ func (p *program) cleanAll(ctx context.Context) error {
 }
 
 func (p *program) cleanOne(ctx context.Context, r *record) error {
+	unlock, err := r.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	o := p.options
 	o.region, o.account = r.Region, r.Account
 	if p.account != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	contract "github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/services/store/keyring"
 	keysources "github.com/nstance-kit/nstance/services/store/keyring/all"
 	"github.com/nstance-kit/nstance/services/store/objstore"
@@ -47,6 +49,8 @@ type target struct {
 	images func(r *record) []string
 	// bucket returns where the cluster's bucket is, and secrets where its secrets are.
 	bucket func(r *record, name string) objstore.Location
+	// sealed means that the cluster's secrets are in the bucket, sealed with an encryption key.
+	sealed bool
 	// makes names what a run creates.
 	makes string
 	// login tells the user how to get credentials.
@@ -61,7 +65,7 @@ var namePattern = regexp.MustCompile(`^ct-[a-z0-9]{4,12}$`)
 func newName() string { return "ct-" + strings.ToLower(rand.Text()[:8]) }
 
 // targets are the clouds, by name.
-var targets = map[string]func(ctx context.Context, o options) (*target, error){"aws": onAWS}
+var targets = map[string]func(ctx context.Context, o options) (*target, error){"aws": onAWS, "gcp": onGCP}
 
 func onAWS(ctx context.Context, o options) (*target, error) {
 	if o.region == "" {
@@ -76,7 +80,7 @@ func onAWS(ctx context.Context, o options) (*target, error) {
 	}
 	return &target{Account: account.NewAWS(loaded), region: o.region, arches: []string{"arm64", "amd64"},
 		machines: awsMachines,
-		example:  "aws/single-shard", args: `{"Monitoring": {"Enabled": true}}`,
+		sealed:   true, example: "aws/single-shard", args: `{"Monitoring": {"Enabled": true}}`,
 		makes: "a VPC with a NAT gateway and an Elastic IP, a bucket, a secret, two IAM roles, at most 3 servers " +
 			"(nano) and 4 VMs (small)",
 		login: "set AWS_PROFILE, or run `aws configure` or `aws sso login`",
@@ -92,6 +96,47 @@ func onAWS(ctx context.Context, o options) (*target, error) {
 				"server_instance_type": machines[0], "worker_instance_types": machines[1:],
 				"server_ami": r.Images["server"], "agent_ami": r.Images["agent"],
 				"tags": map[string]any{account.Tag: r.Name}}
+		},
+	}, nil
+}
+
+func onGCP(ctx context.Context, o options) (*target, error) {
+	if o.region == "" {
+		return nil, errors.New("REGION is missing, such as REGION=us-central1")
+	}
+	const login = "run `gcloud auth application-default login`"
+	access, err := googlecloud.Open(ctx, cloud.Federation{})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", err, login)
+	}
+	project := cmp.Or(os.Getenv("GOOGLE_PROJECT"), o.account, access.Project)
+	if project == "" {
+		return nil, errors.New("the project is not known: set GOOGLE_PROJECT=my-project")
+	}
+	to, err := account.NewGCP(ctx, access, project, o.region)
+	if err != nil {
+		return nil, err
+	}
+	machines := []string{"e2-micro", "e2-small"}
+	return &target{Account: to, region: o.region, arches: []string{"amd64"},
+		machines: func(string) []string { return machines },
+		example:  "gcp/single-shard", args: `{"labels": {"rolled": "yes"}}`, login: login,
+		makes: "a VPC with Cloud NAT, an internal load balancer, a bucket, some secrets, a service account, custom " +
+			"roles and their bindings, at most 3 servers (e2-micro) and 4 VMs (e2-small)",
+		prices: []price{{"forwarding rule", 0.025, 0}, {"Cloud NAT", 0.01, 0}, {"servers", 0.025, 0}, {"VMs", 0.067, 0},
+			{"disks", 0.004, 0}, {"requests, secrets and images", 0, 0.04}},
+		images: func(r *record) []string {
+			return []string{"-var", "gcp_project=" + r.Account, "-var", "gcp_zone=" + r.Zone}
+		},
+		bucket: func(_ *record, name string) objstore.Location {
+			return objstore.Location{Provider: "gcs", Bucket: name}
+		},
+		vars: func(r *record) map[string]any {
+			return map[string]any{"project": r.Account, "region": r.Region, "zone": r.Zone,
+				"server_instance_type": machines[0], "worker_instance_types": machines[1:],
+				"server_image": r.Images["server"], "agent_image": r.Images["agent"],
+				// Two servers always have this address: it must not change when the standby joins.
+				"leader_kind": "load_balancer", "labels": map[string]any{account.Tag: r.Name}}
 		},
 	}, nil
 }
@@ -119,17 +164,19 @@ func (r *record) vars(t *target) map[string]any {
 func (r *record) state(t lab.T, to *target, stack *lab.Stack) *clusterstate.State {
 	t.Helper()
 	var bucket string
-	var key *struct{ Provider, Source string }
+	var key struct{ Provider, Source string }
 	stack.Output(t, "bucket", &bucket)
-	stack.Output(t, "encryption_key", &key)
+	if to.sealed {
+		stack.Output(t, "encryption_key", &key)
+	}
 	at := to.bucket(r, bucket)
 	store, err := objects.Open(t.Context(), at)
 	if err != nil {
 		t.Fatal(fmt.Errorf("open the bucket %s: %w", bucket, err))
 	}
 	settings := contract.Secrets{Provider: "google-secret-manager", Prefix: "nstance-" + r.Name + "-",
-		ProjectID: r.Account} // of a cluster without an encryption key, as on Google Cloud
-	if key != nil {
+		ProjectID: r.Account}
+	if to.sealed {
 		settings = contract.Secrets{Provider: contract.ObjectStorage,
 			EncryptionKey: &contract.KeySource{Provider: key.Provider, Source: key.Source}}
 	}

@@ -41,7 +41,7 @@ Flags of the program, which scripts/cloud-test.sh passes on:
 type options struct {
 	cloud, region, zone, arch, account, name string
 	serverImage, agentImage                  string
-	dir, cli, override                       string
+	dir, cli, override, steps                string
 	yes, clean                               bool
 }
 
@@ -64,6 +64,8 @@ func flags(args []string, stderr io.Writer) (o options, err error) {
 	set.StringVar(&o.cli, "terraform", "", "path of tofu or terraform; empty: that on PATH, else a built tofu")
 	set.StringVar(&o.override, "override", "", "file of HCL with further settings of the example, such as a "+
 		"permissions boundary (https://opentofu.org/docs/language/files/override)")
+	set.StringVar(&o.steps, "steps", "", "comma-separated steps; empty: all. Without destroy, the clean-up deletes "+
+		"the cluster")
 	set.BoolVar(&o.yes, "yes", false, "do not ask")
 	set.BoolVar(&o.clean, "clean", false, "delete what interrupted runs have left")
 	if err := set.Parse(args); err != nil {
@@ -71,6 +73,9 @@ func flags(args []string, stderr io.Writer) (o options, err error) {
 	}
 	if set.NArg() > 0 {
 		return o, fmt.Errorf("unknown argument %q", set.Arg(0))
+	}
+	if err := checkSteps(o.steps); err != nil {
+		return o, err
 	}
 	if o.name != "" && !namePattern.MatchString(o.name) {
 		return o, fmt.Errorf("-name %s: the name of a run is ct- and 4 to 12 lower-case letters or digits", o.name)
@@ -90,8 +95,8 @@ func main() {
 	if errors.Is(err, flag.ErrHelp) {
 		os.Exit(0)
 	}
-	if err == nil && !o.clean && targets[o.cloud] == nil {
-		err = errors.New("CLOUD is missing: CLOUD=aws or CLOUD=gcp (make cloud-test HELP=1 explains everything)")
+	if err == nil && targets[o.cloud] == nil && (!o.clean || o.cloud != "") {
+		err = fmt.Errorf("CLOUD is %q: set CLOUD=aws or CLOUD=gcp (make cloud-test HELP=1 explains it all)", o.cloud)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cloud-test:", err)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 )
 
@@ -68,6 +69,23 @@ func (r *record) write() (err error) {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// lock makes sure that only one program works on a run. The lock ends with the process.
+func (r *record) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(filepath.Join(r.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("the run %s is at work in another process of cloud-test: wait for it, or interrupt it",
+			r.Name)
+	}
+	return func() { _ = file.Close() }, nil
 }
 
 // readRecord reads the record of a run.

@@ -34,6 +34,7 @@ type run struct {
 	to       *target
 	cli      string
 	log      *os.File
+	task     *task // of the present step
 	measures []measure
 }
 
@@ -50,6 +51,11 @@ func (p *program) test(ctx context.Context) error {
 	if err := p.confirmed(ctx, "Continue in the account "+r.Account+"?"); err != nil {
 		return err
 	}
+	unlock, err := r.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if r.log, err = r.openLog(); err != nil {
 		return err
 	}
@@ -179,7 +185,7 @@ func (p *program) findCLI(ctx context.Context) (string, error) {
 
 // expect returns the expected time and cost of a run.
 func (r *run) expect() (takes time.Duration, cost float64) {
-	for _, step := range (&scenario.Life{}).Steps() {
+	for _, step := range r.chosen(&scenario.Life{}) {
 		takes += step.Takes
 	}
 	if len(r.Images) == 0 {
@@ -219,11 +225,42 @@ func (r *run) scenario(ctx context.Context) error {
 		steps = append([]scenario.Step{{Name: "images", Does: "build the machine images of servers and VMs",
 			Takes: imagesTake, Run: func(t lab.T) { r.buildImages(t); life.Vars = r.vars(r.to) }}}, steps...)
 	}
-	steps = append(steps, life.Steps()...)
+	steps = append(steps, r.chosen(life)...)
 	for i, step := range steps {
 		if err := r.step(ctx, step, i+1, len(steps)); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// chosen returns the steps of the flag -steps.
+func (p *program) chosen(life *scenario.Life) []scenario.Step {
+	steps := life.Steps()
+	if p.steps == "" {
+		return steps
+	}
+	names := strings.Split(p.steps, ",")
+	return slices.DeleteFunc(steps, func(step scenario.Step) bool { return !slices.Contains(names, step.Name) })
+}
+
+// checkSteps checks the flag -steps.
+func checkSteps(list string) error {
+	if list == "" {
+		return nil
+	}
+	var all []string
+	for _, step := range (&scenario.Life{}).Steps() {
+		all = append(all, step.Name)
+	}
+	names := strings.Split(list, ",")
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			return fmt.Errorf("STEPS: there is no step %q: there are %s", name, strings.Join(all, ", "))
+		}
+	}
+	if !slices.Contains(names, all[0]) {
+		return fmt.Errorf("STEPS: %s must be among the steps: the others need a cluster", all[0])
 	}
 	return nil
 }
@@ -236,6 +273,7 @@ func (r *run) step(ctx context.Context, step scenario.Step, number, of int) erro
 		return err
 	}
 	t := &task{ctx: ctx, name: step.Name, log: r.log, say: r.say, dir: dirs(filepath.Join(r.dir, step.Name))}
+	r.task = t
 	err := t.do(step.Run)
 	last := &r.Steps[len(r.Steps)-1]
 	last.Ended = time.Now().UTC()
@@ -303,8 +341,11 @@ func (s *seen) Servers() []string { return s.list(s.Account.Servers) }
 
 func (s *seen) list(list func(context.Context, string) ([]string, error)) []string {
 	ids, err := list(s.ctx, s.run.Name)
+	if _, refused := errors.AsType[*account.RefusedError](err); refused {
+		s.run.task.Fatal(err)
+	}
 	if err != nil {
-		fmt.Fprintf(s.run.log, "%v\n", err)
+		s.run.task.Logf("%v", err)
 	}
 	return ids
 }
@@ -312,7 +353,6 @@ func (s *seen) list(list func(context.Context, string) ([]string, error)) []stri
 // Kill implements [scenario.Cloud].
 func (s *seen) Kill(id string) {
 	if err := s.Account.Kill(s.ctx, id); err != nil {
-		fmt.Fprintf(s.run.log, "end the machine %s: %v\n", id, err)
-		s.run.say("      end the machine %s: %v", id, err)
+		s.run.task.Fatalf("end the machine %s: %v", id, err)
 	}
 }

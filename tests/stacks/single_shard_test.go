@@ -456,8 +456,8 @@ func (c shardCloud) Dial(ctx context.Context, network, address string) (net.Conn
 	return c.Machines.DialVPC(ctx, servers[0].VPC, network, address)
 }
 
-// createsBatch adds 20 VMs to a group of two by hand. Few calls create them, and each agent registers as the instance that
-// its VM is.
+// createsBatch adds 20 VMs to a group of two by hand. Few calls create them, and each agent registers as the instance
+// that its VM is.
 func (f *fleet) createsBatch(t *testing.T) {
 	t.Helper()
 	operator := f.operator(t)

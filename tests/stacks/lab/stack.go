@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -41,22 +40,10 @@ type Stack struct {
 	saved   string                     // The file with the plan of the last Plan.
 }
 
-// Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
-// test ends. If resources still exist at that time, they end with the fake cloud.
-func (l *Lab) Stack(t T, cli, example string, vars map[string]any) *Stack {
-	t.Helper()
-	return l.StackWith(t, cli, example, vars, "")
-}
-
-// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/). The file
-// contains settings for which the example has no variables. If override is empty, there is no such file.
-func (l *Lab) StackWith(t T, cli, example string, vars map[string]any, override string) *Stack {
-	t.Helper()
-	return NewStack(t, cli, example, vars, override, l.Environment())
-}
-
-// NewStack is like StackWith, but the example may be for any cloud. "environment" has the variables that make the CLI
-// use the example's cloud.
+// NewStack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until
+// the test ends. "override" is the content of an override file with settings for which the example has no variables
+// (https://opentofu.org/docs/language/files/override). If it is empty, there is no such file. "environment" has the
+// variables that make the CLI use the example's cloud.
 func NewStack(t T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()
@@ -229,63 +216,6 @@ func (s *Stack) Output(t T, name string, into any) {
 	if err := json.Unmarshal(s.outputs[name], into); err != nil {
 		t.Fatalf("the output %s: %v", name, err)
 	}
-}
-
-// Register runs the commands that register an operator, in the stack's directory. They are the nth block of shell
-// commands on a page of docs/start. Instead of tofu they run the CLI of the stack. This host is not in the shard's
-// network, so Register leaves out commands that call the leader. It returns the setting `servers` of nstance-admin.
-func (s *Stack) Register(t T, page string, n int, replacements ...string) string {
-	t.Helper()
-	programs, err := Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(Root(), "docs", "start", page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := strings.Split(string(text), "```sh\n")
-	if len(found) <= n {
-		t.Fatalf("%s has %d blocks of shell commands", page, len(found)-1)
-	}
-	commands, _, _ := strings.Cut(found[n], "```")
-	commands, asks, _ := strings.Cut(strings.NewReplacer(replacements...).Replace(commands), "nstance-admin status\n")
-	if strings.TrimSpace(asks) != "nstance-admin instance list" {
-		t.Fatalf("%s does not end with a look at the shard: %s%s", page, commands, asks)
-	}
-	home := t.TempDir()
-	if err := os.Symlink(s.options.TerraformBinary, filepath.Join(home, "tofu")); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands+
-		`nstance-admin context show --output json >"$HOME/settings"`)
-	cmd.Dir = s.options.TerraformDir
-	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=",
-		"PATH="+home+":"+filepath.Join(programs.dir, "bin")+":"+os.Getenv("PATH"))
-	for name, value := range s.options.EnvVars {
-		cmd.Env = append(cmd.Env, name+"="+value)
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %s: %v\n%s", page, commands, err, out)
-	}
-	text, err = os.ReadFile(filepath.Join(home, "settings"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var shown struct {
-		Settings []struct{ Setting, Value string }
-	}
-	if err := json.Unmarshal(text, &shown); err != nil {
-		t.Fatal(err)
-	}
-	settings := map[string]string{}
-	for _, one := range shown.Settings {
-		settings[one.Setting] = one.Value
-	}
-	if _, err := os.Stat(filepath.Join(settings["identity-dir"], "identity.crt")); err != nil {
-		t.Fatal(err)
-	}
-	return settings["servers"]
 }
 
 // Files returns the contents of the files that the CLI left in the stack's directory, by path. They include states and

@@ -45,7 +45,7 @@ func (l *Life) Steps() []Step {
 			l.FailsOver(t, l.Stack, l.Vars)
 		}},
 		{"zero", "stop all servers, end a VM, and start a server", 12 * time.Minute, func(t lab.T) {
-			l.OutlivesServers(t, l.Stack, l.Vars, 2)
+			l.OutlivesServers(t, l.Stack, l.Vars, l.Vars["worker_count"].(int))
 		}},
 		{"destroy", "destroy the cluster", 10 * time.Minute, l.destroy},
 	}

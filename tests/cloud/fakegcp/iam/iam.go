@@ -56,6 +56,22 @@ func (i *IAM) Handlers() map[string]rest.Handler {
 		"iam.projects.serviceAccounts.get": i.onAccount(func(_ *rest.Call, _ string, a *account) (any, error) {
 			return maps.Clone(a.body), nil
 		}),
+		"iam.projects.serviceAccounts.list": func(*rest.Call) (any, error) {
+			all := []any{}
+			for _, name := range slices.Sorted(maps.Keys(i.accounts)) {
+				all = append(all, maps.Clone(i.accounts[name].body))
+			}
+			return map[string]any{"accounts": all}, nil
+		},
+		"iam.projects.roles.list": func(*rest.Call) (any, error) { // deleted roles are not listed
+			all := []any{}
+			for _, name := range slices.Sorted(maps.Keys(i.roles)) {
+				if !i.roles[name].deleted {
+					all = append(all, i.roles[name].describe())
+				}
+			}
+			return map[string]any{"roles": all}, nil
+		},
 		"iam.projects.serviceAccounts.delete": i.onAccount(func(_ *rest.Call, name string, _ *account) (any, error) {
 			delete(i.accounts, name)
 			return map[string]any{}, nil

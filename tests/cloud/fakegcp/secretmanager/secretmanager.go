@@ -50,6 +50,17 @@ func New() *SecretManager {
 	return &SecretManager{Now: time.Now, secrets: map[string]*secret{}}
 }
 
+// Inventory returns the secrets.
+func (s *SecretManager) Inventory() (found []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.secrets {
+		found = append(found, "secret "+name)
+	}
+	slices.Sort(found)
+	return found
+}
+
 // Handlers returns the methods that the fake has.
 func (s *SecretManager) Handlers() map[string]rest.Handler {
 	out := map[string]rest.Handler{}

@@ -35,6 +35,13 @@ func (s *Storage) bucketHandlers() map[string]rest.Handler {
 		"storage.buckets.get": s.onBucket(func(c *rest.Call, b *settings) (any, error) {
 			return b.describe(c.Params["bucket"]), nil
 		}),
+		"storage.buckets.list": func(*rest.Call) (any, error) {
+			all := []any{}
+			for _, name := range slices.Sorted(maps.Keys(s.settings)) {
+				all = append(all, s.settings[name].describe(name))
+			}
+			return map[string]any{"kind": "storage#buckets", "items": all}, nil
+		},
 		"storage.buckets.patch":  s.onBucket(s.changeBucket),
 		"storage.buckets.update": s.onBucket(s.changeBucket),
 		"storage.buckets.delete": s.onBucket(func(c *rest.Call, _ *settings) (any, error) {

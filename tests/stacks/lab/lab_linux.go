@@ -1,8 +1,3 @@
-// Package lab provides a cloud on this host for tests of whole stacks. It consists of fakeaws with real machines,
-// images made by the real provisioning script, and a real S3 server behind the buckets. The real CLIs apply this
-// repository's examples to the cloud.
-//
-// Invariant: the programs and modules under test are those that users get. Only the cloud is fake.
 package lab
 
 import (
@@ -10,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -247,6 +241,19 @@ func (l *Lab) Environment() map[string]string {
 	}
 }
 
+// Stack is [NewStack] for this cloud, without an override file. Resources that still exist at the end of the test end
+// with the cloud.
+func (l *Lab) Stack(t T, cli, example string, vars map[string]any) *Stack {
+	t.Helper()
+	return l.StackWith(t, cli, example, vars, "")
+}
+
+// StackWith is like Stack, with an override file.
+func (l *Lab) StackWith(t T, cli, example string, vars map[string]any, override string) *Stack {
+	t.Helper()
+	return NewStack(t, cli, example, vars, override, l.Environment())
+}
+
 // Config returns an SDK configuration with the credentials of the account itself instead of a role.
 func (l *Lab) Config() awssdk.Config {
 	access, secret := l.Cloud.Credentials()
@@ -410,34 +417,4 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 		}
 	}
 	return states
-}
-
-// Waiter is a T that wants to know what Eventually waits for, and what is still wrong.
-type Waiter interface{ Waiting(what, wrong string) }
-
-// Eventually calls "look" until it returns "". It returns how long that took. At the time limit it fails the test with
-// the last result of "look".
-func Eventually(t T, within time.Duration, what string, look func() string) time.Duration {
-	t.Helper()
-	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)
-	defer ticker.Stop()
-	for {
-		wrong := look()
-		if wrong == "" {
-			took := time.Since(began)
-			t.Logf("%s: after %.1f s", what, took.Seconds())
-			return took
-		}
-		if waiter, ok := t.(Waiter); ok {
-			waiter.Waiting(what, wrong)
-		}
-		if time.Since(began) > within {
-			t.Fatalf("%s: not within %s: %s", what, within, wrong)
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal(fmt.Errorf("%s: %w: %s", what, context.Cause(t.Context()), wrong))
-		case <-ticker.C:
-		}
-	}
 }

@@ -1,10 +1,9 @@
 package lab
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,21 +23,6 @@ type Programs struct {
 }
 
 var programs = sync.OnceValues(build)
-
-// Root returns the root directory of the repository: the nearest parent of the working directory that has a go.mod.
-// It panics if there is none.
-func Root() string {
-	dir, err := os.Getwd()
-	if err != nil {
-		panic(err)
-	}
-	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-	}
-	panic("lab: the working directory is outside the repository")
-}
 
 // Build builds the programs on the first call and returns them.
 func Build() (Programs, error) { return programs() }
@@ -105,21 +89,59 @@ func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error)
 	return err
 }
 
-// Tofu returns the path of tofu, which scripts/tool.sh builds if it is not on PATH.
-func Tofu(ctx context.Context) (path string, err error) { return Run(ctx, "scripts/tool.sh", "tofu") }
-
-// Run runs a command in the repository and returns its output without the last line break.
-func Run(ctx context.Context, name string, args ...string) (string, error) {
-	if strings.ContainsRune(name, '/') && !filepath.IsAbs(name) {
-		name = filepath.Join(Root(), name)
-	}
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = Root()
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+// Register runs the commands that register an operator, in the stack's directory. They are the nth block of shell
+// commands on a page of docs/start. Instead of tofu they run the CLI of the stack. This host is not in the shard's
+// network, so Register leaves out commands that call the leader. It returns the setting `servers` of nstance-admin.
+func (s *Stack) Register(t T, page string, n int, replacements ...string) string {
+	t.Helper()
+	programs, err := Build()
 	if err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), strings.Join(args, " "), err, stderr.Bytes())
+		t.Fatal(err)
 	}
-	return strings.TrimSuffix(string(out), "\n"), nil
+	text, err := os.ReadFile(filepath.Join(Root(), "docs", "start", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := strings.Split(string(text), "```sh\n")
+	if len(found) <= n {
+		t.Fatalf("%s has %d blocks of shell commands", page, len(found)-1)
+	}
+	commands, _, _ := strings.Cut(found[n], "```")
+	commands, asks, _ := strings.Cut(strings.NewReplacer(replacements...).Replace(commands), "nstance-admin status\n")
+	if strings.TrimSpace(asks) != "nstance-admin instance list" {
+		t.Fatalf("%s does not end with a look at the shard: %s%s", page, commands, asks)
+	}
+	home := t.TempDir()
+	if err := os.Symlink(s.options.TerraformBinary, filepath.Join(home, "tofu")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands+
+		`nstance-admin context show --output json >"$HOME/settings"`)
+	cmd.Dir = s.options.TerraformDir
+	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=",
+		"PATH="+home+":"+filepath.Join(programs.dir, "bin")+":"+os.Getenv("PATH"))
+	for name, value := range s.options.EnvVars {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %s: %v\n%s", page, commands, err, out)
+	}
+	text, err = os.ReadFile(filepath.Join(home, "settings"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown struct {
+		Settings []struct{ Setting, Value string }
+	}
+	if err := json.Unmarshal(text, &shown); err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string]string{}
+	for _, one := range shown.Settings {
+		settings[one.Setting] = one.Value
+	}
+	if _, err := os.Stat(filepath.Join(settings["identity-dir"], "identity.crt")); err != nil {
+		t.Fatal(err)
+	}
+	return settings["servers"]
 }
