@@ -159,6 +159,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 		Numbers:    number.Local,
 		DrainHook:  check.Hook,
 		Member:     machine.SetMember,
+		Wakes:      machine.NewSleepWatch(os.DirFS("/sys"), log).Watch,
 		Version:    version,
 		Log:        log,
 	}), nil
