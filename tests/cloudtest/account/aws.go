@@ -245,7 +245,7 @@ func (a *AWS) Inventory(ctx context.Context, cluster string) (found []Resource, 
 	return found, nil
 }
 
-// kinds returns the kinds that the modules and Packer make, in the order in which they are deleted.
+// kinds returns the kinds that the example and Packer make, in the order in which they are deleted.
 func (a *AWS) kinds() []awsKind {
 	return []awsKind{
 		{"auto scaling group", a.groups}, {"instance", a.instances}, {"load balancer", a.balancers},

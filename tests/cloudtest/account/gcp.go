@@ -232,7 +232,7 @@ func (g *GCP) Inventory(ctx context.Context, cluster string) (found []Resource, 
 	return found, nil
 }
 
-// kinds returns the kinds that the modules and Packer make, in the order in which they are deleted.
+// kinds returns the kinds that the example and Packer make, in the order in which they are deleted.
 func (g *GCP) kinds(cluster string, zones []string) []gcpKind {
 	type add = func(name string, labels map[string]string, remove doer)
 	c, p, r := g.compute, g.project, g.region
