@@ -53,8 +53,11 @@ type stack struct {
 	daemon   *daemon       // set if alone
 	interval time.Duration // of reports; 0: the default
 	spares   int           // per group
-	nonces   []string      // of instances without agents
-	recorder *recorder
+	// spareState is the state of the spares. wakes receives the time of each call that wakes one.
+	spareState string
+	wakes      chan time.Time
+	nonces     []string // of instances without agents
+	recorder   *recorder
 }
 
 const encryptionKey = "thisisatest32bytekey123456789012"
@@ -103,11 +106,18 @@ func (s *stack) open(instances int, latency time.Duration) {
 	if s.boot {
 		s.fleet = startFleet(b)
 	}
-	s.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(c mock.Call) {
-		var g int
-		_, _ = fmt.Sscanf(c.Request.Tags.Group, "g%d", &g)
-		s.creates[g] <- entered{c.At, *c.Request}
-	})})
+	s.wakes = make(chan time.Time, 4*instances)
+	s.provider = mock.New(mock.Config{Now: time.Now, Script: func(_ context.Context, c mock.Call) mock.Outcome {
+		switch c.Kind {
+		case mock.Create:
+			var g int
+			_, _ = fmt.Sscanf(c.Request.Tags.Group, "g%d", &g)
+			s.creates[g] <- entered{c.At, *c.Request}
+		case mock.Wake:
+			s.wakes <- c.At
+		}
+		return mock.Outcome{}
+	}})
 	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
 		return mem.Fault{Before: latency}
 	}, Sleep: pause})
@@ -138,7 +148,7 @@ func (s *stack) config(b testing.TB, instances int) []byte {
 	list := map[string]any{}
 	for g := range groups {
 		list[fmt.Sprintf("g%d", g)] = map[string]any{"template": "t", "size": instances / groups,
-			"spares": map[string]any{"count": s.spares}}
+			"spares": map[string]any{"count": s.spares, "state": cmp.Or(s.spareState, config.SparesRunning)}}
 	}
 	text, err := json.Marshal(map[string]any{
 		"cluster": map[string]any{"id": "bench", "secrets": map[string]any{"provider": "object-storage",
