@@ -257,6 +257,13 @@ func TestSleepOfASpare(t *testing.T) {
 	if !i.Woken || !i.Healthy || !effect.Recovered || i.Rests() || plan.AwaitsFiles(&i, "r1", false, "r2") {
 		t.Errorf("%+v, %+v", i, effect)
 	}
+	if !plan.Counts(&i) {
+		t.Error("an agent reports, and its VM counts as stopped because of an earlier answer")
+	}
+	stopped.Asked = now.Add(time.Hour)
+	if i, answer = plan.ApplyProviderAnswer(i, stopped); !answer.Stale || !plan.Counts(&i) {
+		t.Errorf("an answer to a question from before the report: %+v", answer)
+	}
 	i, _ = plan.ApplyProviderAnswer(i, plan.ProviderAnswer{Asked: now.Add(time.Hour), State: plan.ProviderRunning})
 	stopped.Asked = now.Add(2 * time.Hour)
 	if i, answer = plan.ApplyProviderAnswer(i, stopped); !answer.Lost || plan.Counts(&i) {

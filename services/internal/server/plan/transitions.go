@@ -82,7 +82,10 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		i.LastReport, i.RuntimeHash = now, r.RuntimeHash
 		return i, ReportEffect{} // its VM falls asleep
 	}
-	i.Woken = i.Waking() || i.Woken
+	if i.Waking() {
+		// What the provider said before is outdated: the VM runs.
+		i.Woken, i.Provider.Value, i.Provider.At = true, ProviderRunning, now
+	}
 	before, first := i, i.LastReport.IsZero()
 	i.Refused = ""
 	if r.FailedCheck == "" {
