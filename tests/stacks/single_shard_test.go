@@ -91,6 +91,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	config := scenario.Hooked()
 	workers := config["groups"].(map[string]any)["default"].(map[string]any)["workers"].(map[string]any)
 	workers["preserve"], workers["rollout"] = scenario.Preserving(), scenario.RollingBack()
+	workers["spares"] = map[string]any{"count": 1, "state": "stopped"}
 	timeouts := map[string]any{"interval": "5s"}
 	config["server"] = map[string]any{
 		"health_check_interval": "2s", "default_drain_timeout": "1s",
@@ -125,7 +126,9 @@ func singleShard(t *testing.T, calls *ledger) {
 		t.Errorf("the page's commands set the servers %q", servers)
 	}
 	f.refresh(t)
+	f.wakesSpare(t, stack)
 	f.createsBatch(t)
+	delete(workers, "spares") // from the next apply on
 
 	// When a server is asked to stop, it detaches the leader interface before it releases the lock.
 	detached := f.count("DetachNetworkInterface")
@@ -454,6 +457,54 @@ func (c shardCloud) Dial(ctx context.Context, network, address string) (net.Conn
 		return nil, errors.New("there is no server, so its network is not known")
 	}
 	return c.Machines.DialVPC(ctx, servers[0].VPC, network, address)
+}
+
+// wakesSpare ends a VM without notice. The group's spare, whose VM EC2 has stopped, must wake and take its place. Then
+// another spare must fall asleep.
+func (f *fleet) wakesSpare(t *testing.T, stack *lab.Stack) {
+	t.Helper()
+	spare, victim := f.sleeper(t, ""), f.workers()[0].ID
+	began := time.Now()
+	f.Cloud.EC2().Kill(victim)
+	f.settled(t, 2, []string{victim})
+	lab.Eventually(t, soon, spare+" is a member", func() string {
+		role, err := f.Machines.Exec(spare, "cat", "/opt/nstance-agent/recv/role")
+		if err != nil {
+			return err.Error()
+		}
+		if strings.TrimSpace(role) != "member" {
+			return "its role is " + role
+		}
+		return ""
+	})
+	t.Logf("a VM is ended → a spare that slept is a member: %s", time.Since(began).Round(100*time.Millisecond))
+	f.sleeper(t, spare)
+	f.settled(t, 2, []string{victim})
+	if n := f.count("StartInstances"); n != 1 {
+		t.Errorf("%d calls of StartInstances", n)
+	}
+	if code, output := stack.Plan(t); code != 0 {
+		t.Errorf("after a spare has woken: exit code %d, want an empty plan:\n%s", code, output)
+	}
+}
+
+// sleeper waits until EC2 has stopped the VM of the only spare, which is another one than before, and returns its ID.
+func (f *fleet) sleeper(t *testing.T, before string) (id string) {
+	t.Helper()
+	lab.Eventually(t, soon, "a spare sleeps", func() string {
+		var stopped, states []string
+		for _, i := range f.Instances(f.cluster) {
+			if states = append(states, i.ID+" "+i.State); i.State == "stopped" {
+				stopped = append(stopped, i.ID)
+			}
+		}
+		if len(stopped) != 1 || stopped[0] == before {
+			return fmt.Sprintf("VMs %v", states)
+		}
+		id = stopped[0]
+		return ""
+	})
+	return id
 }
 
 // createsBatch adds 20 VMs to a group of two by hand. Few calls create them, and each agent registers as the instance
