@@ -54,6 +54,7 @@ func TestOperator(t *testing.T) {
 		{"on demand", l.testOnDemand},
 		{"lost VM", l.testLostVM},
 		{"spares", l.testSpares},
+		{"sleeping spares", l.testSleepingSpares},
 		{"drain", l.testDrain},
 		{"deadline", l.testDeadline},
 		{"drain by Cluster API", l.testDrainLimit},

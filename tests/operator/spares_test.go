@@ -83,6 +83,53 @@ func (l *lab) testSpares(t *testing.T) {
 	})
 }
 
+// testSleepingSpares makes a pool whose spare sleeps. When its only member is killed, the spare wakes, and its Node
+// becomes ready without a cordon.
+func (l *lab) testSleepingSpares(t *testing.T) {
+	const cold = "cold"
+	ctx := t.Context()
+	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(cold), Spec: v1beta1.NstanceMachinePoolSpec{
+		Group: cold, Shards: []string{"east"}, Config: &apiextensionsv1.JSON{
+			Raw: []byte(`{"template":"worker","spares":{"count":1,"state":"suspended"}}`)}}})
+	l.create(ctx, t, referringPool(cold, cold, 1))
+	var member, spare string
+	await(t, "a member, and a spare that sleeps", patience, func(ctx context.Context) error {
+		instances, err := l.east.instances(ctx, cold)
+		if err != nil || len(instances) != 2 || instances[0].GetSpare() == instances[1].GetSpare() {
+			return fmt.Errorf("instances %v, error %w", instances, err)
+		}
+		if instances[0].GetSpare() {
+			slices.Reverse(instances)
+		}
+		member, spare = instances[0].GetInstanceId(), instances[1].GetInstanceId()
+		if ready, health := l.nodeReady(ctx, spare) == nil, instances[1].GetHealth(); ready || health != "asleep" {
+			return fmt.Errorf("the spare is %s, and its Node is ready: %t", health, ready)
+		}
+		return errors.Join(l.schedulable(ctx, spare, false), l.poolRuns(ctx, cold, 1), l.nodeReady(ctx, member))
+	})
+	if err := l.east.kill(member); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the spare has woken, and its Node is ready", patience, func(ctx context.Context) error {
+		return errors.Join(l.schedulable(ctx, spare, true), l.nodeReady(ctx, spare))
+	})
+	await(t, "its NstanceMachine is ready", patience, func(ctx context.Context) error {
+		return errors.Join(l.machineRuns(ctx, spare, spare),
+			has(ctx, l, &v1beta1.NstanceMachine{}, spare, func(m *v1beta1.NstanceMachine) error {
+				return condition(m.Status.Conditions, v1beta1.ReadyCondition, metav1.ConditionTrue)
+			}))
+	})
+	instances := l.ids(t, cold, l.east)
+	l.remove(t, "machinepool", cold)
+	await(t, "the pool left nothing behind", patience, func(ctx context.Context) error {
+		err := l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(cold))
+		for _, id := range instances {
+			err = errors.Join(err, l.left(ctx, l.east, id))
+		}
+		return err
+	})
+}
+
 // awaitSpare waits until a pool of one replica on east has one member and one spare, and returns their IDs. The Node of
 // the spare must be ready and cordoned, and the spare must be no replica.
 func (l *lab) awaitSpare(t *testing.T, group string) (member, spare string) {
