@@ -142,6 +142,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 
 	createsBatch(t, s, zone, operator)
+	wakesSpare(t, s, zone, stack, vars, operator)
 
 	// A plan must report all mistakes, and name the fields or variables with the mistakes. It must also refuse what
 	// cannot change on a live shard. The arguments of VMs are checked only if the variables are valid.
@@ -254,8 +255,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	}
 }
 
-// createsBatch adds 20 VMs to a group of two. Few calls create them, and each agent registers as the instance that its VM
-// is.
+// createsBatch adds 20 VMs to a group of two. Few calls create them, and each agent registers as the instance that its
+// VM is.
 func createsBatch(t *testing.T, s *scenario.Shard, zone shard, operator nstancev1.OperatorServiceClient) {
 	t.Helper()
 	size := func(patch string, want int) {
@@ -267,7 +268,8 @@ func createsBatch(t *testing.T, s *scenario.Shard, zone shard, operator nstancev
 		s.Settled(t, want, nil)
 	}
 	called := func() (bulk, single int) {
-		return zone.called(zone.zone, "compute.instances.bulkInsert"), zone.called(zone.zone, "compute.instances.insert")
+		return zone.called(zone.zone, "compute.instances.bulkInsert"),
+			zone.called(zone.zone, "compute.instances.insert")
 	}
 	_, before := called()
 	size("22", 22)
@@ -275,6 +277,64 @@ func createsBatch(t *testing.T, s *scenario.Shard, zone shard, operator nstancev
 		t.Errorf("%d calls of bulkInsert and %d of insert for 20 VMs", bulk, single-before)
 	}
 	size("null", 2)
+}
+
+// wakesSpare keeps a suspended spare of a group of two, and ends a VM. The spare must wake and take the VM's place, and
+// another spare must be suspended. None of this is a change for Terraform. The variables have the configuration.
+func wakesSpare(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, vars map[string]any,
+	operator nstancev1.OperatorServiceClient) {
+	t.Helper()
+	groups := vars["config"].(map[string]any)["groups"].(map[string]any)
+	group := groups["default"].(map[string]any)["workers"].(map[string]any)
+	// The leader uses a spare only after Google has told it that the VM sleeps.
+	sleeps := func(what, but string) (spare string) {
+		t.Helper()
+		lab.Eventually(t, scenario.Soon, what, func() string {
+			suspended := zone.suspended()
+			if len(suspended) != 1 || suspended[0] == but {
+				return fmt.Sprintf("VMs %v, suspended %v", s.Workers(), suspended)
+			}
+			spare = suspended[0]
+			all, err := operator.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{})
+			if err != nil {
+				return err.Error()
+			}
+			if !slices.ContainsFunc(all.GetInstances(), func(i *nstancev1.InstanceStatus) bool {
+				return i.GetProviderId() == spare && i.GetHealth() == "asleep" && i.GetProviderState() == "stopped"
+			}) {
+				return fmt.Sprint(all.GetInstances())
+			}
+			return ""
+		})
+		s.Settled(t, 2, nil)
+		return spare
+	}
+	group["spares"] = map[string]any{"count": 1, "state": "suspended"}
+	stack.Apply(t)
+	spare := sleeps("a spare sleeps", "")
+	victim := s.Workers()[0]
+	s.Kill(victim)
+	sleeps("another spare sleeps", spare)
+	if now := s.Workers(); !slices.Contains(now, spare) || slices.Contains(now, victim) {
+		t.Errorf("after %s was lost, the VMs are %v, want the spare %s among them", victim, now, spare)
+	}
+	lab.Eventually(t, scenario.Soon, "the agent of the spare knows that it is a member", func() string {
+		role, err := zone.machines.Exec(spare, "cat", "/opt/nstance-agent/recv/role")
+		if strings.TrimSpace(role) != "member" {
+			return fmt.Sprintf("role %q, %v", role, err)
+		}
+		return ""
+	})
+	scenario.Converged(t, stack)
+	delete(group, "spares")
+	stack.Apply(t)
+	lab.Eventually(t, scenario.Soon, "no spare is left", func() string {
+		if suspended := zone.suspended(); len(suspended) > 0 {
+			return fmt.Sprint(suspended)
+		}
+		return ""
+	})
+	s.Settled(t, 2, nil)
 }
 
 // everyPermission is the args of a Spot VM that need all permissions which Google checks for the fields that args may

@@ -202,10 +202,14 @@ type shard struct {
 var _ scenario.Cloud = shard{}
 
 // find returns the instances in the shard's zone for which match is true, except those that are ending.
-func (s shard) find(match func(compute.Instance) bool) (ids []string) {
+func (s shard) find(match func(compute.Instance) bool) []string {
+	return s.findIn([]string{"PROVISIONING", "RUNNING"}, match)
+}
+
+// findIn returns the instances in the shard's zone that have one of the statuses, and for which match is true.
+func (s shard) findIn(statuses []string, match func(compute.Instance) bool) (ids []string) {
 	for _, i := range s.Compute.Instances() {
-		status := i.Body["status"]
-		if i.Zone == s.zone && (status == "PROVISIONING" || status == "RUNNING") && match(i) {
+		if i.Zone == s.zone && slices.Contains(statuses, fmt.Sprint(i.Body["status"])) && match(i) {
 			ids = append(ids, guest.ID(i.ID))
 		}
 	}
@@ -214,9 +218,12 @@ func (s shard) find(match func(compute.Instance) bool) (ids []string) {
 }
 
 // Workers implements [scenario.Cloud].
-func (s shard) Workers() []string {
-	return s.find(func(i compute.Instance) bool { return i.Label("nstance-group") != "" })
-}
+func (s shard) Workers() []string { return s.find(worker) }
+
+// suspended returns the workers that are suspended.
+func (s shard) suspended() []string { return s.findIn([]string{"SUSPENDED"}, worker) }
+
+func worker(i compute.Instance) bool { return i.Label("nstance-group") != "" }
 
 // Servers implements [scenario.Cloud].
 func (s shard) Servers() []string {

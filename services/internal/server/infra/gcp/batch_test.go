@@ -36,8 +36,8 @@ func (c *testCloud) createBatch(p *Provider, req infra.BatchRequest, want int) [
 	return vms
 }
 
-// TestBatchIsOneCall checks which calls a batch makes, that its VMs have the fields that args name, and that their names
-// and not their labels say which instances they are.
+// TestBatchIsOneCall checks which calls a batch makes, that its VMs have the fields that args name, and that their
+// names and not their labels say which instances they are.
 func TestBatchIsOneCall(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -146,8 +146,8 @@ func TestLostAnswerOfABatch(t *testing.T) {
 	}
 }
 
-// TestOldBatchMakesNoVMs repeats the request of a batch that was partly filled, at several ages: while its VMs exist and
-// after they were deleted. At the last age, the log of operations may have forgotten the batch.
+// TestOldBatchMakesNoVMs repeats the request of a batch that was partly filled, at several ages: while its VMs exist
+// and after they were deleted. At the last age, the log of operations may have forgotten the batch.
 func TestOldBatchMakesNoVMs(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
 		c := newTestCloud(t)
