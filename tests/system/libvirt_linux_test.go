@@ -31,7 +31,7 @@ var guestFlag = flag.String("guest", "", "directory with vmlinuz and initrd of i
 var killsFlag = flag.Int("kills", 1, "number of VMs whose QEMU is killed, for libvirt")
 
 // TestLibvirt runs a shard of two VMs on a real libvirtd with QEMU. The VMs boot a kernel and run an agent. The test
-// kills a QEMU, kills libvirtd, changes the image, and scales to zero. scripts/libvirt.sh runs it in a network
+// kills a QEMU, kills libvirtd, kills a QEMU while a spare sleeps, changes the image, and scales to zero. scripts/libvirt.sh runs it in a network
 // namespace.
 func TestLibvirt(t *testing.T) {
 	if *guestFlag == "" {
@@ -67,6 +67,7 @@ type libvirtShard struct {
 	stack    *local.Stack
 	operator *local.Operator
 	servers  map[string]*local.Process
+	spares   int
 }
 
 func (s *libvirtShard) run(ctx context.Context) error {
@@ -79,7 +80,8 @@ func (s *libvirtShard) run(ctx context.Context) error {
 		return err
 	}
 	defer s.operator.Close()
-	for _, step := range []func(context.Context) error{s.killQEMU, s.killDaemon, s.killLeader, s.roll, s.scaleToZero} {
+	for _, step := range []func(context.Context) error{s.killQEMU, s.killDaemon, s.killLeader, s.wakeSpare, s.roll,
+		s.scaleToZero} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -96,7 +98,7 @@ func (s *libvirtShard) configure(ctx context.Context, image string, size int) er
 		guest := libvirtd.Guest{URI: s.daemon.URI(), Version: image, Leader: s.stack.Network.Host(local.Leader)}
 		guest.Configure(c, "worker")
 		spec := c.Groups[local.Tenant][group]
-		spec.Size = &size
+		spec.Size, spec.Spares = &size, suspendedSpares(s.spares)
 		c.Groups[local.Tenant][group] = spec
 	})
 }
@@ -324,10 +326,11 @@ func awaitAnswer(ctx context.Context, url string) error {
 
 // roll changes the image. Every VM is replaced.
 func (s *libvirtShard) roll(ctx context.Context) error {
-	before, err := s.healthy(ctx)
+	instances, err := s.operator.Instances(ctx)
 	if err != nil {
 		return err
 	}
+	before := slices.DeleteFunc(instances, func(i *nstancev1.InstanceStatus) bool { return i.GetSpare() })
 	began := time.Now()
 	if err := s.configure(ctx, "v2", libvirtSize); err != nil {
 		return err

@@ -20,8 +20,8 @@ import (
 )
 
 // TestProxmox runs a shard of two VMs on a fake cluster of Proxmox VE. QEMU boots them with the userdata that the
-// server uploaded, and their agents register. The test takes a node down, kills a QEMU, and scales to zero.
-// scripts/libvirt.sh runs it in a network namespace.
+// server uploaded, and their agents register. The test takes a node down, kills a QEMU, kills another one while a spare
+// sleeps, and scales to zero. scripts/libvirt.sh runs it in a network namespace.
 func TestProxmox(t *testing.T) {
 	if *guestFlag == "" {
 		t.Log("run by scripts/libvirt.sh, which makes the guest")
@@ -35,7 +35,7 @@ func TestProxmox(t *testing.T) {
 	pve.Boot(fakepve.Guest{Kernel: filepath.Join(*guestFlag, "vmlinuz"), Initrd: filepath.Join(*guestFlag, "initrd"),
 		Dir: t.TempDir()})
 	runShard(t, "scripts/libvirt.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("timeout after 3 minutes"))
+		ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("timeout after 5 minutes"))
 		defer cancel()
 		token := filepath.Join(t.TempDir(), "token")
 		if err := os.WriteFile(token, []byte(fakepve.TokenID+"="+fakepve.Secret), 0o600); err != nil {
@@ -55,6 +55,7 @@ type proxmoxShard struct {
 	stack    *local.Stack
 	token    string
 	operator *local.Operator
+	spares   int
 }
 
 // configure writes the configuration of the shard, with the given size of the group. If the size is 2, each node gets
@@ -71,7 +72,7 @@ func (s *proxmoxShard) configure(ctx context.Context, size int) error {
 		template.InstanceType, template.Args = "1x160", map[string]any{"template": "debian"}
 		c.Templates["worker"] = template
 		spec := c.Groups[local.Tenant][group]
-		spec.Size = &size
+		spec.Size, spec.Spares = &size, suspendedSpares(s.spares)
 		c.Groups[local.Tenant][group] = spec
 	})
 }
@@ -110,6 +111,10 @@ func (s *proxmoxShard) run(ctx context.Context) error {
 	if err := s.killQEMU(ctx, first); err != nil {
 		return err
 	}
+	if err := s.wakeSpare(ctx, size); err != nil {
+		return err
+	}
+	s.spares = 0
 	if err := s.configure(ctx, 0); err != nil {
 		return err
 	}
@@ -182,4 +187,30 @@ func (s *proxmoxShard) killQEMU(ctx context.Context, before []*nstancev1.Instanc
 			return err
 		}
 	}
+}
+
+// wakeSpare lets a spare fall asleep, and kills the QEMU of a VM. The spare takes its place.
+func (s *proxmoxShard) wakeSpare(ctx context.Context, size int) error {
+	s.spares = 1
+	if err := s.configure(ctx, size); err != nil {
+		return err
+	}
+	if _, err := s.operator.Refresh(ctx); err != nil {
+		return err
+	}
+	members, spare, err := awaitSpare(ctx, s.operator, size)
+	if err != nil {
+		return err
+	}
+	victim, err := strconv.Atoi(members[0].GetProviderId())
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	s.pve.Kill(victim)
+	if _, _, err := awaitPromoted(ctx, s.operator, spare.GetInstanceId()); err != nil {
+		return err
+	}
+	s.report("after kill -9 of the QEMU of VM %v, a spare that slept is healthy", victim, began)
+	return nil
 }

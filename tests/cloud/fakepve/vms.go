@@ -447,9 +447,6 @@ func (c *Cluster) forget(v *vm) {
 	}
 	delete(v.conf, "vmstate")
 	delete(v.conf, "runningmachine")
-	if c.guest.Dir != "" {
-		_ = os.Remove(filepath.Join(c.guest.Dir, strconv.Itoa(v.id)+".state")) // QEMU has read it
-	}
 }
 
 // saveMemory saves the memory of a VM if it has a guest, and ends its process.
@@ -522,13 +519,14 @@ func (c *Cluster) qemu(v *vm) (*exec.Cmd, error) {
 	args := []string{"-name", v.conf["name"], "-nodefaults",
 		"-display", "none", "-no-reboot", "-machine", "q35", "-accel", "tcg,tb-size=48", "-cpu", "max",
 		"-m", v.conf["memory"], "-smp", v.conf["cores"], "-kernel", c.guest.Kernel, "-initrd", c.guest.Initrd,
-		"-append", "console=ttyS0 quiet panic=1", "-serial", "file:" + base + ".log", "-smbios", smbios,
+		"-append", "console=ttyS0 quiet panic=1", "-smbios", smbios,
+		"-chardev", "file,id=log,append=on,path=" + base + ".log", "-serial", "chardev:log",
 		"-device", "virtio-scsi-pci",
 		"-drive", "if=none,id=seed,media=cdrom,readonly=on,format=raw,file=" + base + ".iso",
 		"-device", "scsi-cd,drive=seed", "-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0",
 		"-monitor", "unix:" + base + ".monitor,server=on,wait=off"}
 	if v.conf["lock"] == "suspended" {
-		args = append(args, "-incoming", "exec:cat "+base+".state")
+		args = append(args, "-incoming", "exec:cat "+base+".state && rm "+base+".state")
 	}
 	return exec.CommandContext(c.t.Context(), "qemu-system-x86_64", args...), nil
 }
