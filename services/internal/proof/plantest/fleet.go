@@ -280,7 +280,7 @@ func (f *Fleet) refresh(vm *VM) {
 	if vm.Rests() && vm.WakeRequested.IsZero() {
 		return // it falls asleep
 	}
-	vm.Woken = vm.Waking() || vm.Woken
+	vm.Instance = plan.ApplyWoken(vm.Instance, f.Now)
 	if vm.Role = plan.RoleMember; vm.Spare {
 		vm.Role = plan.RoleSpare
 	}

@@ -38,10 +38,20 @@ func (i *Instance) sleeps() bool { return i.Asleep() && i.Provider.Value == Prov
 
 // ended reports whether the VM has ended or is ending in a given state. A VM that falls asleep or sleeps has not ended.
 func (i *Instance) ended(in ProviderState) bool {
-	if i.Rests() && (in == ProviderStopping || in == ProviderStopped) {
-		return false
+	return in.Ended() && !(i.Rests() && in.asleep())
+}
+
+// asleep reports whether a VM in this state may sleep or fall asleep.
+func (s ProviderState) asleep() bool { return s == ProviderStopping || s == ProviderStopped }
+
+// ApplyWoken returns the instance after a report that proves that its VM was woken. The provider's earlier answers no
+// longer hold.
+func ApplyWoken(i Instance, now time.Time) Instance {
+	if i.Waking() {
+		i.Woken = true
+		i.Provider = Observed[ProviderState]{Value: ProviderRunning, Complete: true, At: now}
 	}
-	return in.Ended()
+	return i
 }
 
 // RequestSleep records the decision to put the VM of a spare to sleep. It returns false if it changed nothing.

@@ -254,6 +254,13 @@ func TestSleepOfASpare(t *testing.T) {
 	}
 	i.WakeRequested, report.Role = now.Add(time.Hour), plan.RoleMember
 	i, effect = plan.ApplyReport(i, report, now.Add(time.Hour+time.Second))
+	if !plan.Counts(&i) || i.Provider.Value != plan.ProviderRunning {
+		t.Errorf("the provider's old answer counts: %+v", i.Provider)
+	}
+	late := plan.ProviderAnswer{Asked: now.Add(time.Hour + 30*time.Second), State: plan.ProviderStopped}
+	if i, _ := plan.ApplyProviderAnswer(i, late); !plan.Counts(&i) {
+		t.Error("a late answer of the provider counts")
+	}
 	if !i.Woken || !i.Healthy || !effect.Recovered || i.Rests() || plan.AwaitsFiles(&i, "r1", false, "r2") {
 		t.Errorf("%+v, %+v", i, effect)
 	}

@@ -82,10 +82,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		i.LastReport, i.RuntimeHash = now, r.RuntimeHash
 		return i, ReportEffect{} // its VM falls asleep
 	}
-	if i.Waking() {
-		// What the provider said before is outdated: the VM runs.
-		i.Woken, i.Provider.Value, i.Provider.At = true, ProviderRunning, now
-	}
+	i = ApplyWoken(i, now)
 	before, first := i, i.LastReport.IsZero()
 	i.Refused = ""
 	if r.FailedCheck == "" {
@@ -250,8 +247,8 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 			state = before.Value
 		}
 	}
-	if state == ProviderUnknown {
-		state = before.Value
+	if state == ProviderUnknown || i.Woken && state.asleep() && a.Asked.Before(i.WakeRequested.Add(absenceGrace)) {
+		state = before.Value // in the second case, a cloud may show the change late
 	}
 	if i.LaunchedAt.IsZero() {
 		i.LaunchedAt = a.LaunchedAt
