@@ -218,6 +218,9 @@ func (b *bucket) checkStep(have, next *document) {
 	case have.Spare != nil && !have.isSpare() && !next.Spare.PromotedAt.Equal(have.Spare.PromotedAt):
 		w.fail(ruleSpares, "%s became a member at %v, and again at %v", have.ID, have.Spare.PromotedAt,
 			next.Spare.PromotedAt)
+	case have.Spare != nil && (have.Spare.Sleep != next.Spare.Sleep ||
+		!have.Spare.AsleepAt.Equal(next.Spare.AsleepAt) && !(have.isSpare() && have.Spare.AsleepAt.IsZero())):
+		w.fail(ruleSpares, "the sleep of %s was %+v, and is now %+v", have.ID, *have.Spare, *next.Spare)
 	case have.State == record.Deleting && next.State == record.Deleting && next.Deadline.After(have.Deadline):
 		w.fail(ruleDrain, "the deadline of %s moves from %v to %v", have.ID, have.Deadline, next.Deadline)
 	}

@@ -340,9 +340,12 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		}
 	case d.State == record.Registered:
 		m := w.fleet.byInstance[d.ID]
-		if m == nil || m.state != infra.Running {
+		if m == nil || m.state != infra.Running && !w.sleeps(m) {
 			w.fail(ruleAtRest, "the record of %s is registered, its VM is gone", d.ID)
-		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.reported {
+			return
+		}
+		w.checkSleepAtRest(d, m)
+		if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.reported {
 			// An instance whose nonce was stolen is removed because its agent is silent. There are two exceptions: the
 			// planner ignores the silence of on-demand instances, and a leader measures silence only once some agent
 			// has connected to it.

@@ -142,7 +142,7 @@ func (w *World) crash(s *server, in time.Duration, d *dice) {
 }
 
 var changesVMs = []mock.Kind{mock.Create, mock.CreateBatch, mock.Delete, mock.Register, mock.Deregister, mock.Acquire,
-	mock.Release}
+	mock.Release, mock.Sleep, mock.Wake}
 
 // injectProvider checks a call to the provider and decides its fault.
 func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome {
@@ -164,6 +164,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		}
 	case call.Kind == mock.Delete:
 		w.checkDelete(s, call)
+	case call.Kind == mock.Sleep || call.Kind == mock.Wake:
+		w.checkSleep(s, call)
 	case mutates:
 		if w.tracing() {
 			w.trace("%s %s %s", call.Kind, call.Name, call.ProviderID)
@@ -215,6 +217,9 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	if !befallen {
 		if request != nil && request.Tags.Spot && w.sched.now.Before(w.scarceUntil) && !w.quiet {
 			out.Err = infra.Errorf(infra.Capacity, string(call.Kind), "no spot capacity")
+		}
+		if err := w.refuses(call); err != nil {
+			out.Err = err
 		}
 		return out
 	}

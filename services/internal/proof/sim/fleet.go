@@ -113,6 +113,8 @@ func (f *fleet) becomes(m *machine, state infra.State) {
 	was := m.state
 	m.state = state
 	switch {
+	case state == infra.Running && m.agent.public != nil:
+		f.wakes(m)
 	case state == infra.Running:
 		f.boot(m)
 	case was == infra.Running:

@@ -125,6 +125,11 @@ const (
 	memberLost      Kind = "VM lost beside spares"
 	newSpares       Kind = "spares changed"
 	killedPromoting Kind = "leader killed while it promotes"
+	killedSleeping  Kind = "leader killed while it puts to sleep"
+	killedWaking    Kind = "leader killed while it wakes"
+	noSleep         Kind = "VMs do not sleep"
+	noWake          Kind = "VMs do not wake"
+	sleeperLost     Kind = "VM lost in its sleep"
 )
 
 // odds says how often a kind of fault occurs in a World that has this kind.

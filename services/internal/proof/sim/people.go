@@ -176,6 +176,9 @@ func (p *people) document() []byte {
 			Preserve: g.preserved(), Spares: &g.spares,
 			Vars: map[string]string{"v": fmt.Sprint(g.runtime), "version": ""},
 			Args: map[string]any{"image": g.infra}}
+		if g.purchase != nil { // clouds keep no spot instances that sleep
+			spec.Spares = &config.Spares{Count: g.spares.Count, MaxAge: g.spares.MaxAge}
+		}
 		g.scaling.configure(&spec)
 		s.Groups[g.key.Tenant][g.key.Group] = spec
 	}

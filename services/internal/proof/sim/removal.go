@@ -56,6 +56,8 @@ var reasons = []struct {
 	{"its VM ended before its agent registered", vmEnded},
 	{"its VM is gone", vmEnded},
 	{"its VM has stopped or is stopping", vmEnded},
+	{"its VM did not wake", elsewhere},
+	{"its VM cannot be woken", elsewhere},
 	{"the cloud takes its VM away", elsewhere},
 	{byRecommendation, advised},
 	{byMaintenance, advised},

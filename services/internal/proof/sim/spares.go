@@ -8,6 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
 
@@ -18,11 +19,18 @@ func (g *spec) drawSpares(d *dice) {
 		if d.IntN(3) == 0 {
 			g.spares.MaxAge = config.Duration(d.between(5*minute, 20*minute))
 		}
+		g.spares.State = drawState(d)
 	}
 }
 
+// drawState draws whether spares sleep.
+func drawState(d *dice) string {
+	return []string{config.SparesRunning, config.SparesStopped, config.SparesSuspended}[d.IntN(3)]
+}
+
 // ofSpares are the faults of a World with groups that have spares. planSpares decides on them.
-var ofSpares = []odds{{memberLost, 3}, {newSpares, 1}, {killedPromoting, 2}}
+var ofSpares = []odds{{memberLost, 5}, {newSpares, 1}, {killedPromoting, 2}, {killedSleeping, 1}, {killedWaking, 2},
+	{noSleep, 1}, {noWake, 1}, {sleeperLost, 1}}
 
 // planSpares plans the faults of ofSpares. They have their own streams of random numbers, so that other Worlds do not
 // depend on them.
@@ -60,13 +68,86 @@ func (w *World) strikeSpares(moment uint64, k Kind, d *dice) {
 		}
 	case newSpares:
 		if g := p.groups[d.IntN(len(p.groups))]; w.faults.admit(moment, k) {
-			g.spares = config.Spares{Count: d.IntN(4)}
+			g.spares = config.Spares{Count: d.IntN(4), State: drawState(d)}
 			p.apply()
 			w.faults.about("version %d: group %s: %+v", p.version, g.key, g.spares)
 		}
 	case killedPromoting:
 		w.killDuring(moment, k, "promote", d)
+	case killedSleeping:
+		w.killDuring(moment, k, "sleep", d)
+	case killedWaking:
+		w.killDuring(moment, k, "wake", d)
+	case noSleep:
+		if w.faults.admit(moment, k) {
+			w.noSleepUntil = w.sched.now.Add(d.between(10*time.Second, 10*minute))
+		}
+	case noWake:
+		if w.faults.admit(moment, k) {
+			w.noWakeUntil = w.sched.now.Add(d.between(10*time.Second, 10*minute))
+		}
+	case sleeperLost:
+		for _, m := range w.fleet.order {
+			if w.sleeps(m) && w.faults.admit(moment, k) {
+				w.faults.about("%s", m.id)
+				w.fleet.lose(m, w.provider.Terminate)
+				return
+			}
+		}
 	}
+}
+
+// refuses returns why the provider refuses a call that puts a VM to sleep or wakes it, or nil.
+func (w *World) refuses(call mock.Call) error {
+	switch now := w.sched.now; {
+	case w.quiet:
+	case call.Kind == mock.Sleep && now.Before(w.noSleepUntil):
+		return infra.Errorf(infra.Invalid, string(call.Kind), "this VM cannot sleep")
+	case call.Kind == mock.Wake && now.Before(w.noWakeUntil):
+		return infra.Errorf(infra.Capacity, string(call.Kind), "no room")
+	}
+	return nil
+}
+
+// checkSleep checks a call that puts a VM to sleep or wakes it: the decision is durable, and no member is put to sleep.
+func (w *World) checkSleep(s *server, call mock.Call) {
+	w.checkMutation(s, call)
+	d := w.bucket.byID[call.Instance]
+	switch {
+	case s == nil || s.fooled || w.recentlyFooled():
+	case d == nil || d.Spare == nil || d.Spare.Sleep == "" || d.Spare.AsleepAt.IsZero():
+		w.fail(ruleSpares, "%s of %s, which is not recorded as asleep", call.Kind, call.Instance)
+	case call.Kind == mock.Sleep && !d.isSpare():
+		w.fail(ruleSpares, "%s is a member, and is put to sleep", d.ID)
+	case call.Kind == mock.Wake && d.isSpare():
+		w.fail(ruleSpares, "%s is a spare, and is woken", d.ID)
+	}
+	if call.Kind == mock.Wake {
+		w.result.Woken++
+	}
+}
+
+// sleeps reports whether the VM of a spare, or of one that is being woken, sleeps or falls asleep.
+func (w *World) sleeps(m *machine) bool {
+	d := w.bucket.byID[m.id]
+	return (m.state == infra.Stopping || m.state == infra.Stopped) && d != nil && d.Spare != nil &&
+		!d.Spare.AsleepAt.IsZero()
+}
+
+// checkSleepAtRest checks that a VM sleeps if it is that of a spare that should sleep, and otherwise runs.
+func (w *World) checkSleepAtRest(d *document, m *machine) {
+	should := d.isSpare() && d.Spare.Sleep != ""
+	if sleeps := w.sleeps(m); sleeps != should {
+		w.fail(ruleSpares, "the VM of %s is %s, spare: %+v", d.ID, m.state, d.Spare)
+	}
+}
+
+// wakes lets the agent of a VM speak again.
+func (f *fleet) wakes(m *machine) {
+	if m.agent.ready = f.world.sched.now; m.dice.IntN(2) == 0 {
+		m.agent.ready = f.world.sched.now.Add(m.dice.between(0, 20*time.Second))
+	}
+	f.speakAfter(m, m.dice.between(time.Millisecond, 10*time.Second))
 }
 
 // takeRole gives an agent the role that the leader's record says. A member never becomes a spare again.
@@ -131,7 +212,7 @@ func (w *World) checkSpareCount(t *term, key config.GroupKey, id ident.ID) {
 	for _, d := range w.bucket.order {
 		m := w.fleet.byInstance[d.ID]
 		if d.ID != id && d.key() == key && d.isSpare() && d.stays() && !t.unseen(d) && t.marked[d.ID] <= d.Revision &&
-			m != nil && m.alive() && !m.doomed() {
+			m != nil && (m.alive() || w.sleeps(m)) && !m.doomed() {
 			n++
 		}
 	}

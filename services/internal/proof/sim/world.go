@@ -53,6 +53,7 @@ type Result struct {
 	Terms, Creates, Batches, Deletes, Faults, Replaced int
 	Inherited                                          int // number of takeovers by an heir
 	Promotions                                         int // number of spares that became members
+	Woken                                              int // number of calls that woke VMs
 	// Kinds counts the faults of each kind.
 	Kinds map[Kind]int
 	// Injected are the faults of this run, in order.
@@ -90,9 +91,11 @@ type World struct {
 	quiet   bool
 	// scarceUntil is when the provider has spot capacity again.
 	scarceUntil time.Time
-	crawl       crawl
-	lease       time.Duration
-	promise     time.Duration // of an heir; 0: no server has an heir
+	// noSleepUntil and noWakeUntil are when the provider puts VMs to sleep and wakes them again.
+	noSleepUntil, noWakeUntil time.Time
+	crawl                     crawl
+	lease                     time.Duration
+	promise                   time.Duration // of an heir; 0: no server has an heir
 	// reportInterval is the interval at which agents report.
 	reportInterval time.Duration
 	checksDown     time.Time // the health checks of all VMs fail until then
@@ -130,7 +133,7 @@ func New(opts Options) *World {
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
 	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield,
 		Changed: w.fleet.changed, Health: w.memberHealth, Delay: w.deregistrationDelay,
-		Boot: 2 * time.Second, Shutdown: 3 * time.Second, Remember: 10 * time.Minute})
+		Boot: 2 * time.Second, Shutdown: 3 * time.Second, FallAsleep: 4 * time.Second, WakeUp: 3 * time.Second, Remember: 10 * time.Minute})
 	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
 	w.people = newPeople(w)
