@@ -141,8 +141,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		}
 	})
 
-	createsBatch(t, s, zone, operator)
-	wakesSpare(t, s, zone, stack, vars, operator)
+	wakesSpares(t, s, zone, stack, vars, operator)
 
 	// A plan must report all mistakes, and name the fields or variables with the mistakes. It must also refuse what
 	// cannot change on a live shard. The arguments of VMs are checked only if the variables are valid.
@@ -230,6 +229,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	}
 	s.Healthy(t)
 	s.Settled(t, 2, withoutAccount)
+	// Here the VMs have everyPermission, of which the call for many VMs needs as many permissions.
+	createsBatch(t, s, zone, lab.NewOperator(t, s.State, "solo", s.LeaderIP, s.Dial))
 
 	// A hot standby joins and leaves again. With two servers, the leader's address is that of a load balancer. With one
 	// server, it is an alias IP address. The first of these applies takes the flips back, which must keep the VMs.
@@ -279,22 +280,23 @@ func createsBatch(t *testing.T, s *scenario.Shard, zone shard, operator nstancev
 	size("null", 2)
 }
 
-// wakesSpare keeps a suspended spare of a group of two, and ends a VM. The spare must wake and take the VM's place, and
-// another spare must be suspended. None of this is a change for Terraform. The variables have the configuration.
-func wakesSpare(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, vars map[string]any,
+// wakesSpares keeps a spare of a group of two that is stopped, and then one that is suspended, and ends a VM. The spare
+// must wake and take the VM's place, and another spare must fall asleep. None of this is a change for Terraform. The
+// variables have the configuration.
+func wakesSpares(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, vars map[string]any,
 	operator nstancev1.OperatorServiceClient) {
 	t.Helper()
 	groups := vars["config"].(map[string]any)["groups"].(map[string]any)
 	group := groups["default"].(map[string]any)["workers"].(map[string]any)
 	// The leader uses a spare only after Google has told it that the VM sleeps.
-	sleeps := func(what, but string) (spare string) {
+	sleeps := func(what, status, but string) (spare string) {
 		t.Helper()
 		lab.Eventually(t, scenario.Soon, what, func() string {
-			suspended := zone.suspended()
-			if len(suspended) != 1 || suspended[0] == but {
-				return fmt.Sprintf("VMs %v, suspended %v", s.Workers(), suspended)
+			asleep := zone.asleep()
+			if len(asleep) != 1 || asleep[0] == but || zone.instance(asleep[0]).Body["status"] != status {
+				return fmt.Sprintf("VMs %v, asleep %v", s.Workers(), asleep)
 			}
-			spare = suspended[0]
+			spare = asleep[0]
 			all, err := operator.ListInstances(t.Context(), &nstancev1.ListInstancesRequest{})
 			if err != nil {
 				return err.Error()
@@ -309,28 +311,30 @@ func wakesSpare(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, v
 		s.Settled(t, 2, nil)
 		return spare
 	}
-	group["spares"] = map[string]any{"count": 1, "state": "suspended"}
-	stack.Apply(t)
-	spare := sleeps("a spare sleeps", "")
-	victim := s.Workers()[0]
-	s.Kill(victim)
-	sleeps("another spare sleeps", spare)
-	if now := s.Workers(); !slices.Contains(now, spare) || slices.Contains(now, victim) {
-		t.Errorf("after %s was lost, the VMs are %v, want the spare %s among them", victim, now, spare)
-	}
-	lab.Eventually(t, scenario.Soon, "the agent of the spare knows that it is a member", func() string {
-		role, err := zone.machines.Exec(spare, "cat", "/opt/nstance-agent/recv/role")
-		if strings.TrimSpace(role) != "member" {
-			return fmt.Sprintf("role %q, %v", role, err)
+	for _, of := range []struct{ state, status string }{{"stopped", "TERMINATED"}, {"suspended", "SUSPENDED"}} {
+		group["spares"] = map[string]any{"count": 1, "state": of.state}
+		stack.Apply(t)
+		spare := sleeps("a spare sleeps", of.status, "")
+		victim := s.Workers()[0]
+		s.Kill(victim)
+		sleeps("another spare sleeps", of.status, spare)
+		if now := s.Workers(); !slices.Contains(now, spare) || slices.Contains(now, victim) {
+			t.Errorf("after %s was lost, the VMs are %v, want the spare %s among them", victim, now, spare)
 		}
-		return ""
-	})
-	scenario.Converged(t, stack)
+		lab.Eventually(t, scenario.Soon, "the agent of the spare knows that it is a member", func() string {
+			role, err := zone.machines.Exec(spare, "cat", "/opt/nstance-agent/recv/role")
+			if strings.TrimSpace(role) != "member" {
+				return fmt.Sprintf("role %q, %v", role, err)
+			}
+			return ""
+		})
+		scenario.Converged(t, stack)
+	}
 	delete(group, "spares")
 	stack.Apply(t)
 	lab.Eventually(t, scenario.Soon, "no spare is left", func() string {
-		if suspended := zone.suspended(); len(suspended) > 0 {
-			return fmt.Sprint(suspended)
+		if asleep := zone.asleep(); len(asleep) > 0 {
+			return fmt.Sprint(asleep)
 		}
 		return ""
 	})

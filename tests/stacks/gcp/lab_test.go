@@ -220,8 +220,8 @@ func (s shard) findIn(statuses []string, match func(compute.Instance) bool) (ids
 // Workers implements [scenario.Cloud].
 func (s shard) Workers() []string { return s.find(worker) }
 
-// suspended returns the workers that are suspended.
-func (s shard) suspended() []string { return s.findIn([]string{"SUSPENDED"}, worker) }
+// asleep returns the workers that are stopped or suspended.
+func (s shard) asleep() []string { return s.findIn([]string{"TERMINATED", "SUSPENDED"}, worker) }
 
 func worker(i compute.Instance) bool { return i.Label("nstance-group") != "" }
 

@@ -43,9 +43,8 @@ var Calls = []Call{
 		"compute.subnetworks.use"},
 		"the leader's alias address is taken from its holder, taken, or given up"},
 	{"compute.zoneOperations.wait", []string{"compute.zoneOperations.get"}, "a change is awaited"},
-	{"compute.zoneOperations.get", []string{"compute.zoneOperations.get"}, "a spare is put to sleep"},
 	{"compute.zoneOperations.list", []string{"compute.zoneOperations.list"},
-		"a lock holder's machine is not found; an old create is repeated; a spare may be asleep or being deleted"},
+		"a lock holder's machine is not found; an old create is repeated; a spare is put to sleep or woken"},
 	{"compute.instanceGroups.addInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
 		"an instance becomes healthy"},
 	{"compute.instanceGroups.removeInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
@@ -251,8 +250,13 @@ func (c client) waitForStatus(ctx context.Context, op *compute.Operation, id, be
 		if err := c.sleep(ctx, reconnect.Backoff(soonest, latest, tries)); err != nil {
 			return &waitError{err}
 		}
-		if op, err = repeat(ctx, c.service.ZoneOperations.Get(c.project, c.zone, op.Name).Context(ctx)); err != nil {
+		// A wait call would block for minutes.
+		ops, err := c.operations(ctx, fmt.Sprintf("name = %q", op.Name))
+		if err != nil {
 			return &waitError{err}
+		}
+		if len(ops) == 1 {
+			op = ops[0]
 		}
 	}
 	return failureOf(op)
