@@ -91,7 +91,8 @@ func TestWhoMayAssumeTheFederatedRole(t *testing.T) {
 		{"accounts.google.com", googleAccount, googleAccount, federatedRole + "2", false},
 	} {
 		got := policy.EvaluateTrust(policy.Policies{Resource: doc}, policy.Request{
-			Action: "sts:AssumeRoleWithWebIdentity", Resource: federatedRole, Caller: policy.Caller{Federated: c.issuer},
+			Action: "sts:AssumeRoleWithWebIdentity", Resource: federatedRole,
+			Caller: policy.Caller{Federated: c.issuer},
 			Context: policy.Context{"accounts.google.com:sub": {c.subject}, "accounts.google.com:aud": {c.party},
 				"accounts.google.com:oaud": {c.audience}}})
 		if got.Allowed != c.allowed {

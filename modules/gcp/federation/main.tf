@@ -30,7 +30,7 @@ resource "google_iam_workload_identity_pool_provider" "aws" {
   workload_identity_pool_provider_id = "aws-account"
 
   aws {
-    account_id = var.aws_account_id
+    account_id = split(":", values(var.shards)[0].role_arn)[4]
   }
 }
 

@@ -17,17 +17,6 @@ variable "cluster" {
   }
 }
 
-variable "aws_account_id" {
-  description = "Number of the AWS account of the shards, which has twelve digits."
-  type        = string
-  nullable    = false
-
-  validation {
-    condition     = can(regex("^[0-9]{12}$", var.aws_account_id))
-    error_message = "aws_account_id has twelve digits, such as \"123456789012\"."
-  }
-}
-
 variable "shards" {
   description = <<-TEXT
     The shards on AWS, by name.
@@ -44,6 +33,11 @@ variable "shards" {
   validation {
     condition     = alltrue([for grant in values(var.shards) : can(regex("^arn:aws[a-z-]*:iam::[0-9]{12}:role/", grant.role_arn))])
     error_message = "shards[...].role_arn is the ARN of a role, such as \"arn:aws:iam::123456789012:role/example-nstance-server-us-west-2a\"."
+  }
+
+  validation {
+    condition     = length(distinct([for grant in values(var.shards) : try(split(":", grant.role_arn)[4], "")])) == 1
+    error_message = "shards has roles of one AWS account, which the pool trusts: use this module once for each account, with another pool_id."
   }
 }
 

@@ -82,7 +82,8 @@ type Block struct {
 }
 
 // Checker adds rules for the fields of a struct in [Block.LeaderNetwork], [Block.LoadBalancer] or [Block.Identity].
-// Check is called only for objects of the cloud whose Block has the struct. Other code checks that required fields are set.
+// Check is called only for objects of the cloud whose Block has the struct. Other code checks that required fields are
+// set.
 type Checker interface {
 	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for other objects.
 	Check(kind string) []Problem

@@ -92,8 +92,8 @@ func TestValidate(t *testing.T) {
 				`cluster.storage.endpoint: is for provider s3 only`}},
 		{"identity of a role", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "s3", "bucket": "b-1",
 			"region": "us-west-2", "identity": {"role_arn": "arn:aws:iam::123456789012:role/path/nstance"}},`), nil},
-		{"identity of a pool", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "gcs", "bucket": "b-1",
-			"identity": {"service_account": "nstance@p-1.iam.gserviceaccount.com", "pool_provider":
+		{"identity of a pool", swap(`"id": "example",`, `"id": "example", "storage": {"provider": "gcs",
+			"bucket": "b-1", "identity": {"service_account": "nstance@p-1.iam.gserviceaccount.com", "pool_provider":
 			"projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws1"}},`), nil},
 		{"wrong role", swap(`"id": "example",`, `"id": "example", "storage": @{"provider": "s3", "bucket": "b-1",
 			"identity": {"role_arn": @"nstance", "pool_provider": @"p"}},`), []string{

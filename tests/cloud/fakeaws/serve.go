@@ -111,7 +111,8 @@ func (c *Cloud) anonymous(w http.ResponseWriter, call *wire.Call, r *http.Reques
 			return call, err
 		}
 		parsed, err := wire.Parse("sts", r, body)
-		parsed.Principal, parsed.Region, parsed.Now = wire.Principal{ARN: "*", Account: "anonymous"}, call.Region, call.Now
+		parsed.Principal = wire.Principal{ARN: "*", Account: "anonymous"}
+		parsed.Region, parsed.Now = call.Region, call.Now
 		if err == nil && parsed.Action != sts.WithWebIdentity {
 			err = missingToken
 		}

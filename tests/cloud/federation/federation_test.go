@@ -166,8 +166,9 @@ func TestFromAWS(t *testing.T) {
 	pools := project + "/locations/global/workloadIdentityPools"
 	email := "nstance@" + fakegcp.Project + ".iam.gserviceaccount.com"
 	post(pools+"?workloadIdentityPoolId=nstance", `{}`)
-	post(pools+"/nstance/providers?workloadIdentityPoolProviderId=aws1", `{"aws": {"accountId": "`+fakeaws.Account+`"}}`)
-	post(pools+"/nstance/providers?workloadIdentityPoolProviderId=foreign", `{"aws": {"accountId": "999999999999"}}`)
+	for id, account := range map[string]string{"aws1": fakeaws.Account, "foreign": "999999999999"} {
+		post(pools+"/nstance/providers?workloadIdentityPoolProviderId="+id, `{"aws": {"accountId": "`+account+`"}}`)
+	}
 	post(project+"/serviceAccounts", `{"accountId": "nstance"}`)
 	post(project+"/serviceAccounts/"+email+":setIamPolicy", `{"policy": {"bindings": [{
 		"role": "roles/iam.workloadIdentityUser", "members": ["principalSet://iam.googleapis.com/`+poolPath+

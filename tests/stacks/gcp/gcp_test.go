@@ -79,7 +79,8 @@ func TestStacks(t *testing.T) {
 	var calls scenario.Ledger
 	t.Run("apply", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *scenario.Ledger){"single-shard": singleShard,
-			"multi-zone": multiZone, "environments": environments, "multi-cloud": multiCloud} {
+			"multi-zone": multiZone, "environments": environments, "multi-cloud": multiCloud,
+			"google-first": googleFirst} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				test(t, &calls)

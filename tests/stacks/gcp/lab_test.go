@@ -90,7 +90,8 @@ func newCloudWith(t *testing.T, front func(http.Handler) http.Handler, environme
 		fake.Compute.AddImage(fakegcp.Project, "nstance-"+role+"-amd64-1", "nstance-"+role+"-amd64")
 	}
 	guests := guest.New(guest.Options{Compute: fake.Compute, Runner: c.machines, Number: fakegcp.Number,
-		UniqueID: fake.IAM.UniqueID, Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		UniqueID: fake.IAM.UniqueID,
+		Log:      slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})
 	go func() { defer close(ended); guests.Run(ctx) }()

@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
 	"github.com/nstance-kit/nstance/services/store/objstore/s3"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
@@ -57,42 +58,162 @@ func googleKeys() (keys map[string]string, err error) {
 // as many reports as ten minutes.
 const cutFor = 20 * time.Second
 
+// zone is that of the shard on Google Cloud.
+const zone = "us-west1-a"
+
+// twoClouds starts both clouds. The machines of each cloud reach the other cloud. front answers those of Google Cloud.
+func twoClouds(t *testing.T) (l *lab.Lab, c *cloud, front *both) {
+	t.Helper()
+	config, err := cliConfig()
+	must(t, err)
+	const api = "http://169.254.170.1"
+	google := fakegcp.Environment(api)
+	delete(google, "GOOGLE_CLOUD_PROJECT") // machines on AWS have no project
+	onAWS := &both{}
+	l = lab.NewWith(t, lab.Options{CLIConfig: config, GoogleKeys: googleKeys, Environment: google,
+		Front: func(aws http.Handler) http.Handler { onAWS.aws = aws; return onAWS }})
+	front = &both{aws: l.Cloud}
+	c = newCloudWith(t, func(google http.Handler) http.Handler { front.google = google; return front },
+		map[string]string{"AWS_ENDPOINT_URL": api, "AWS_S3_USE_PATH_STYLE": "true"}, zone)
+	onAWS.google, c.AWS = c.Cloud, l.Cloud
+	return l, c, front
+}
+
+// applyBoth applies the example multi-cloud.
+func applyBoth(t *testing.T, l *lab.Lab, c *cloud, cluster, override string) *lab.Stack {
+	t.Helper()
+	environment := l.Environment()
+	maps.Copy(environment, c.environment)
+	stack := lab.NewStack(t, cli(t, ""), "multi-cloud", map[string]any{"cluster": cluster, "force_destroy": true,
+		"google_zone": zone, "worker_count": 1, "server_ready_timeout": 40,
+		"aws_server_image": lab.ServerAMI, "aws_worker_image": lab.AgentAMI,
+		"google_worker_image": images + "nstance-agent-amd64-1",
+		"config":              map[string]any{"server": server}}, override, environment)
+	stack.Apply(t)
+	return stack
+}
+
+// googlePrimary is an override file of the example. It moves the cluster's bucket and the encryption key to Google
+// Cloud.
+const googlePrimary = `
+module "cluster" {
+  primary = module.google_cluster.primary
+}
+
+module "google_cluster" {
+  primary        = null
+  encryption_key = { source = "projects/` + fakegcp.Project + `/secrets/key" }
+}
+
+module "federation" {
+  source  = "../../modules/gcp/federation"
+  cluster = module.google_cluster.cluster
+  shards  = { (var.aws_zone) = { role_arn = module.aws_account.account.servers[var.aws_zone].role_arn } }
+}
+
+module "aws_shard" {
+  identity = module.federation.identities[var.aws_zone]
+}
+
+module "google_shard" {
+  identity = null
+}
+
+module "operator" {
+  ca_certificate_pem = module.google_cluster.ca_certificate_pem
+}
+
+data "nstance_admin_context" "this" {
+  storage        = module.google_cluster.primary.storage
+  encryption_key = module.google_cluster.encryption_key
+}
+
+output "encryption_key" {
+  value = module.google_cluster.encryption_key
+}
+`
+
+// googleFirst applies the example multi-cloud with the cluster's bucket on Google Cloud. The servers on AWS reach it
+// and the encryption key by the role of their VM.
+func googleFirst(t *testing.T, _ *scenario.Ledger) {
+	l, c, _ := twoClouds(t)
+	c.makeKey(t)
+	beforeAWS, beforeGoogle := l.Inventory(t), c.Inventory()
+	stack := applyBoth(t, l, c, "east", googlePrimary)
+	var buckets map[string]string
+	var shards map[string]struct{ ID string }
+	stack.Output(t, "buckets", &buckets)
+	stack.Output(t, "shards", &shards)
+	access, secret := l.Cloud.Credentials()
+	own, err := s3.New(t.Context(), s3.Options{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
+		Endpoint: l.Endpoint, PathStyle: true,
+		Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
+	must(t, err)
+	shared, err := gcs.New(t.Context(), buckets["google"], option.WithHTTPClient(c.client()),
+		option.WithEndpoint(c.server.URL+"/storage/v1/"))
+	must(t, err)
+	secrets := lab.SecretsInBucket(t, shared, "east", key)
+	for _, one := range []struct {
+		id    string
+		store objstore.Store
+	}{{shards["aws"].ID, own}, {zone, shared}} {
+		state := clusterstate.New(clusterstate.Options{Cluster: shared, Shard: one.store, ClusterID: "east",
+			ShardID: one.id, Secrets: secrets})
+		lab.Eventually(t, scenario.Soon, "the VM of shard "+one.id+" registers", func() string {
+			return atLeast(t, state, 1)
+		})
+	}
+	if found, err := own.List(t.Context(), "cluster/"); err != nil || len(found) > 0 {
+		t.Errorf("the bucket of the shard on AWS has objects of the cluster: %v, %v", found, err)
+	}
+	scenario.Converged(t, stack)
+	stack.Destroy(t)
+	if now := c.Inventory(); !slices.Equal(now, beforeGoogle) {
+		t.Errorf("after destroy Google Cloud has %v, want %v", now, beforeGoogle)
+	}
+	if now := l.Inventory(t); !slices.Equal(now, beforeAWS) {
+		t.Errorf("after destroy AWS has %v, want %v", now, beforeAWS)
+	}
+}
+
+// atLeast returns "" if at least n instances of a shard have registered, and otherwise how many have.
+func atLeast(t *testing.T, state *clusterstate.State, n int) string {
+	t.Helper()
+	registered := 0
+	if err := state.LoadInstances(t.Context(), func(i record.Instance, _ objstore.Token) {
+		if i.State == record.Registered {
+			registered++
+		}
+	}); err != nil {
+		return err.Error()
+	}
+	if registered < n {
+		return fmt.Sprintf("%d have registered", registered)
+	}
+	return ""
+}
+
 // multiCloud applies the example multi-cloud: a shard on AWS, whose bucket is also that of the cluster, and a shard on
 // Google Cloud. The servers on Google Cloud reach the cluster's bucket and the encryption key by the identity token of
 // their VM.
 func multiCloud(t *testing.T, _ *scenario.Ledger) {
-	const zone = "us-west1-a"
-	config, err := cliConfig()
-	must(t, err)
-	l := lab.NewWith(t, lab.Options{CLIConfig: config, GoogleKeys: googleKeys,
-		Front: func(aws http.Handler) http.Handler { return aws }})
-	front := &both{aws: l.Cloud}
-	c := newCloudWith(t, func(google http.Handler) http.Handler { front.google = google; return front },
-		map[string]string{"AWS_ENDPOINT_URL": "http://169.254.170.1", "AWS_S3_USE_PATH_STYLE": "true"}, zone)
+	l, c, front := twoClouds(t)
 	beforeAWS, beforeGoogle := l.Inventory(t), c.Inventory()
-	environment := l.Environment()
-	maps.Copy(environment, c.environment)
-	stack := lab.NewStack(t, cli(t, ""), "multi-cloud", map[string]any{"cluster": "wide", "force_destroy": true,
-		"google_zone": zone, "worker_count": 1, "server_ready_timeout": 40,
-		"aws_server_image": lab.ServerAMI, "aws_worker_image": lab.AgentAMI,
-		"google_worker_image": images + "nstance-agent-amd64-1",
-		"config":              map[string]any{"server": server}}, "", environment)
-	stack.Apply(t)
+	stack := applyBoth(t, l, c, "wide", "")
 	var shards map[string]struct {
 		ID       string
 		LeaderIP string `json:"leader_ipv4"`
 	}
 	var buckets map[string]string
 	var key struct{ Provider, Source string }
-	var admin string
 	stack.Output(t, "shards", &shards)
 	stack.Output(t, "buckets", &buckets)
 	stack.Output(t, "encryption_key", &key)
-	stack.Output(t, "admin_context", &admin)
-	for _, want := range []string{shards["aws"].LeaderIP + ":8993", shards["google"].LeaderIP + ":8993",
-		buckets["cluster"]} {
+	admin := stack.Register(t, "multi-cloud.md", 2)
+	for _, want := range []string{shards["aws"].ID + "=" + shards["aws"].LeaderIP + ":8993",
+		zone + "=" + shards["google"].LeaderIP + ":8993"} {
 		if !strings.Contains(admin, want) {
-			t.Errorf("the context of nstance-admin lacks %s: %s", want, admin)
+			t.Errorf("the page's commands set the servers %q, without %s", admin, want)
 		}
 	}
 
@@ -100,7 +221,8 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	aws := l.State(t, buckets["cluster"], "wide", shards["aws"].ID, l.Key(t, key.Provider, key.Source))
 	access, secret := l.Cloud.Credentials()
 	shared, err := s3.New(t.Context(), s3.Options{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
-		Endpoint: l.Endpoint, PathStyle: true, Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
+		Endpoint: l.Endpoint, PathStyle: true,
+		Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
 	must(t, err)
 	own, err := gcs.New(t.Context(), buckets["google"], option.WithHTTPClient(c.client()),
 		option.WithEndpoint(c.server.URL+"/storage/v1/"))
@@ -114,20 +236,7 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	if found, err := own.List(t.Context(), "cluster/"); err != nil || len(found) > 0 {
 		t.Errorf("the bucket of the shard on Google Cloud has objects of the cluster: %v, %v", found, err)
 	}
-	registeredOnAWS := func() (n int) {
-		must(t, aws.LoadInstances(t.Context(), func(i record.Instance, _ objstore.Token) {
-			if i.State == record.Registered {
-				n++
-			}
-		}))
-		return n
-	}
-	lab.Eventually(t, scenario.Soon, "the VM on AWS registers", func() string {
-		if n := registeredOnAWS(); n != 1 {
-			return fmt.Sprint(n)
-		}
-		return ""
-	})
+	lab.Eventually(t, scenario.Soon, "the VM on AWS registers", func() string { return atLeast(t, aws, 1) })
 	scenario.Converged(t, stack)
 
 	// One operator, with one certificate, asks both leaders for one group.
@@ -145,12 +254,7 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 		})
 	}
 	google.Settled(t, 2, nil)
-	lab.Eventually(t, scenario.Soon, "two VMs on AWS", func() string {
-		if n := registeredOnAWS(); n != 2 {
-			return fmt.Sprint(n)
-		}
-		return ""
-	})
+	lab.Eventually(t, scenario.Soon, "two VMs on AWS", func() string { return atLeast(t, aws, 2) })
 
 	// AWS cannot be reached from Google Cloud. The leader there works on, and replaces nothing.
 	kept, servers := google.Workers(), google.Servers()

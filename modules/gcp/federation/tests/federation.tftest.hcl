@@ -20,8 +20,7 @@ variables {
     prefix         = "p"
     encryption_key = { provider = "google-secret-manager", source = "projects/my-project/secrets/key" }
   }
-  aws_account_id = "123456789012"
-  shards         = { us-west-2a = { role_arn = "arn:aws:iam::123456789012:role/nstance/example-nstance-server-us-west-2a", secrets = ["web-*"] } }
+  shards = { us-west-2a = { role_arn = "arn:aws:iam::123456789012:role/nstance/example-nstance-server-us-west-2a", secrets = ["web-*"] } }
 }
 
 run "defaults" {
@@ -50,9 +49,16 @@ run "defaults" {
 run "wrong" {
   command = plan
   variables {
-    aws_account_id = "1234"
-    pool_id        = "gcp-x"
-    shards         = { a = { role_arn = "example" } }
+    pool_id = "gcp-x"
+    shards  = { a = { role_arn = "example" } }
   }
-  expect_failures = [var.aws_account_id, var.pool_id, var.shards]
+  expect_failures = [var.pool_id, var.shards]
+}
+
+run "accounts" {
+  command = plan
+  variables {
+    shards = { a = { role_arn = "arn:aws:iam::123456789012:role/a" }, b = { role_arn = "arn:aws:iam::210987654321:role/b" } }
+  }
+  expect_failures = [var.shards]
 }

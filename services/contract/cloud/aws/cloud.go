@@ -76,8 +76,8 @@ type Role struct {
 	// S3: ARN of the role that the servers assume. Servers on Google Cloud prove to AWS which service account their VM
 	// has. Other servers use their AWS credentials.
 	RoleARN string `json:"role_arn,omitempty" support:"hidden"`
-	// S3: profile in the AWS configuration files of the servers, such as /etc/nstance/aws. It is for servers on your own
-	// hardware, whose environment has the credentials of another bucket.
+	// S3: profile in the AWS configuration files of the servers, such as /etc/nstance/aws. It is for servers on your
+	// own hardware, whose environment has the credentials of another bucket.
 	Profile string `json:"profile,omitempty" support:"hidden"`
 }
 

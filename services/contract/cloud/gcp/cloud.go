@@ -107,8 +107,8 @@ func (a PooledAccount) Check(string) (found []cloud.Problem) {
 	if !poolProvider.MatchString(a.PoolProvider) {
 		found = append(found, cloud.Problem{Path: []any{"pool_provider"},
 			Message: fmt.Sprintf("%q is not the name of a provider of a workload identity pool", a.PoolProvider),
-			Hint: "such as projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws, with the " +
-				"number of the project"})
+			Hint: "such as projects/123456789012/locations/global/workloadIdentityPools/nstance/providers/aws, with " +
+				"the number of the project"})
 	}
 	if !serviceAccount.MatchString(a.ServiceAccount) {
 		found = append(found, cloud.Problem{Path: []any{"service_account"},

@@ -5,6 +5,7 @@
 package federation
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
@@ -69,7 +70,7 @@ func (t Tokens) exchange(r *http.Request) (name string, err error) {
 	if !ok || account == "" {
 		return "", refusal{"invalid_target", "The target service indicated by the \"audience\" parameters is invalid."}
 	}
-	caller, err := t.identify(r.FormValue("subject_token"), r.FormValue("audience"))
+	caller, err := t.identify(r.Context(), r.FormValue("subject_token"), r.FormValue("audience"))
 	if err != nil {
 		return "", err
 	}
@@ -84,7 +85,7 @@ type caller struct{ Arn, Account string }
 var stsHost = regexp.MustCompile(`^sts\.[a-z0-9-]+\.amazonaws\.com$`)
 
 // identify sends the request in a subject token to AWS, and returns the caller that AWS names.
-func (t Tokens) identify(token, audience string) (caller, error) {
+func (t Tokens) identify(ctx context.Context, token, audience string) (caller, error) {
 	text, err := url.QueryUnescape(token)
 	var signed struct {
 		URL, Method string
@@ -101,7 +102,7 @@ func (t Tokens) identify(token, audience string) (caller, error) {
 		at.Query().Get("Action") != "GetCallerIdentity" {
 		return caller{}, refusal{"invalid_grant", "The AWS token is no GetCallerIdentity request: " + signed.URL}
 	}
-	request := httptest.NewRequest(http.MethodPost, at.RequestURI(), http.NoBody)
+	request := httptest.NewRequestWithContext(ctx, http.MethodPost, at.RequestURI(), http.NoBody)
 	request.Host = at.Host
 	for _, h := range signed.Headers {
 		request.Header.Set(h.Key, h.Value)
