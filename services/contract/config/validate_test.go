@@ -58,8 +58,7 @@ func TestValidate(t *testing.T) {
 				`(did you mean "aws-iid"?)`}},
 		{"batches, right", aws(`, "attestation": {"method": "aws-iid", "certificates": "`+attestationCertificate+
 			`", "batches": true}`, "", "", ""), nil},
-		{"batches on Google Cloud", gcp(`, "attestation": {"method": "gcp-identity-token", "batches": @true}`, ""),
-			[]string{`server.attestation.batches: one call cannot create several VMs of provider gcp`}},
+		{"batches on Google Cloud", gcp(`, "attestation": {"method": "gcp-identity-token", "batches": true}`, ""), nil},
 		{"attestation on Google Cloud, right", gcp(`, "attestation": {"method": "gcp-identity-token"}`, ""), nil},
 		{"attestation on Google Cloud with certificates",
 			gcp(`, "attestation": {"method": "gcp-identity-token", "certificates": @"`+attestationCertificate+`"}`, ""),
