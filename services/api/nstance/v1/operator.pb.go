@@ -1564,7 +1564,7 @@ type GroupSpares struct {
 	// Spares that exist, and those among them that can become members now.
 	Actual uint32 `protobuf:"varint,2,opt,name=actual,proto3" json:"actual,omitempty"`
 	Ready  uint32 `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
-	// How the spares wait: running.
+	// How the spares wait: running, stopped or suspended.
 	State         string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
