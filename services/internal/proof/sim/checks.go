@@ -54,17 +54,17 @@ func (f *fleet) keepOneFailing() {
 	kept := false
 	for _, m := range f.order {
 		if a := &m.agent; kept || m.onDemand || f.world.isPreserved(m) || a.refused || a.notice ||
-			a.powerOff || !a.registered {
+			a.powerOff || !a.registered || f.world.sleeps(m) {
 			f.world.endFault(&a.failing)
 		}
 		kept = kept || f.world.sched.now.Before(m.agent.failing)
 	}
 }
 
-// checkNoneFails checks that no remaining instance has a failing health check.
+// checkNoneFails checks that no remaining instance that is awake has a failing health check.
 func (w *World) checkNoneFails() {
 	for _, m := range w.fleet.order {
-		if w.sched.now.Before(m.agent.failing) && !m.onDemand && !w.isPreserved(m) {
+		if w.sched.now.Before(m.agent.failing) && !m.onDemand && !w.isPreserved(m) && !w.sleeps(m) {
 			w.fail(ruleChecks, "the health check of %s fails since the end of the faults, and it is not replaced: %s",
 				m.id, w.describe(m.key))
 		}
