@@ -61,7 +61,8 @@ func (f *Fleet) DrawSpares() {
 		f.Group.Spares = config.Spares{Count: 1 + f.spares.Intn(3),
 			MaxAge: config.Duration(f.spares.Intn(3)) * config.Duration(time.Hour),
 			State:  []string{config.SparesRunning, config.SparesStopped, config.SparesSuspended}[f.spares.Intn(3)]}
-		f.FallAsleep, f.WakeUp = time.Duration(f.spares.Intn(90))*time.Second, time.Duration(f.spares.Intn(60))*time.Second
+		f.FallAsleep = time.Duration(f.spares.Intn(90)) * time.Second
+		f.WakeUp = time.Duration(f.spares.Intn(60)) * time.Second
 		for range f.spares.Intn(f.Group.Spares.Count + 1) {
 			f.AddSpare()
 		}

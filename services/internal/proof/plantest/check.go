@@ -88,7 +88,8 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: the VM is not known to be gone", a)
 			}
 		case plan.Promote:
-			if !i.Spare || i.State != record.Registered || !i.Healthy && !i.Asleep() || plan.Drifted(&s.Group, s.Image, i) {
+			if !i.Spare || i.State != record.Registered || !i.Healthy && !i.Asleep() ||
+				plan.Drifted(&s.Group, s.Image, i) {
 				return fmt.Errorf("%+v: it cannot become a member: %+v", a, *i)
 			}
 			promoted++

@@ -133,7 +133,8 @@ func New(opts Options) *World {
 	w.store = mem.New(mem.Options{Inject: w.injectStore, Sleep: w.latency, Now: now, Changed: w.changed})
 	w.provider = mock.New(mock.Config{Now: now, Sleep: w.latency, Script: w.injectProvider, Yield: w.yield,
 		Changed: w.fleet.changed, Health: w.memberHealth, Delay: w.deregistrationDelay,
-		Boot: 2 * time.Second, Shutdown: 3 * time.Second, FallAsleep: 4 * time.Second, WakeUp: 3 * time.Second, Remember: 10 * time.Minute})
+		Boot: 2 * time.Second, Shutdown: 3 * time.Second, FallAsleep: 4 * time.Second, WakeUp: 3 * time.Second,
+		Remember: 10 * time.Minute})
 	rng := &w.drawn
 	w.lease = []time.Duration{10 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}[rng.IntN(4)]
 	w.people = newPeople(w)

@@ -214,7 +214,8 @@ func TestClassificationRules(t *testing.T) {
 			i.Spare, i.Sleep = true, config.SparesStopped
 		})},
 		{rule: 84, name: "a member that cannot be woken", i: well(func(i *Instance) {
-			i.Sleep, i.AsleepAt, i.PromotedAt, i.WakeFailed = config.SparesStopped, ago(time.Hour), ago(time.Second), "gone"
+			i.Sleep, i.AsleepAt, i.PromotedAt = config.SparesStopped, ago(time.Hour), ago(time.Second)
+			i.WakeFailed = "gone"
 		})},
 		{rule: 14, name: "a member that is being woken", i: well(func(i *Instance) {
 			i.Sleep, i.AsleepAt, i.PromotedAt = config.SparesStopped, ago(time.Hour), ago(time.Second)

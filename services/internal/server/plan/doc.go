@@ -11,8 +11,8 @@
 // # Rules
 //
 // Each instance is classified by one rule: the first that applies of rules 1, 67, 2 to 6, 84, 7 to 12, 52, 59, 62, 63,
-// 65, 66, 13 to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the instances.
-// The code and the tests name a rule by its number.
+// 65, 66, 13 to 16, 80, 58, 77 and 17, in this order (classify.go). All other rules say what the leader does with the
+// instances. The code and the tests name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
 //	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but
@@ -258,9 +258,9 @@
 //	                      18, 22), then of those that are replaced first or in a wave (rules 19, 20). Only spares that
 //	                      are healthy, have the present configuration and are not due (rule 80) become members: first
 //	                      those that run, then those that sleep (rule 82), the oldest of each first, and only if they
-//	                      were bought in the way that the group lacks (rules 56, 57). The instance then counts as created and registered now (rules 46, 50, 72), and is unready
-//	                      until its agent has the role and is healthy. No backoff and no pace delays this (rules 25,
-//	                      41) (spares.go, replace.go).
+//	                      were bought in the way that the group lacks (rules 56, 57). The instance then counts as
+//	                      created and registered now (rules 46, 50, 72), and is unready until its agent has the role
+//	                      and is healthy. No backoff and no pace delays this (rules 25, 41) (spares.go, replace.go).
 //	79 refill             When no instance is lacking that could not be created, new spares are created as far as
 //	                      rules 25, 41 and 43 permit, after all other create calls of the shard. Failed creations of
 //	                      spares delay only creations of spares, which then go on one by one (spares.go).
@@ -274,16 +274,18 @@
 //	                      first, then unready ones, then the oldest. A ready spare that a person protects stays
 //	                      (spares.go).
 //
-//	82 sleep              With spares.state stopped or suspended, a spare is put to sleep when it is ready (rule 78), its
-//	                      agent has reported its role, all its health checks have passed, and it has the files of the
-//	                      group. The decision is recorded first. From then on, the spare needs no reports, a VM that
-//	                      stops is not lost, and what its agent still reports does not matter. It is put to sleep again
-//	                      if its VM still runs after 10 min. While it falls asleep, it becomes no member. For 10 min
-//	                      after rule 84 applied in the group, its spares stay awake (sleep.go).
-//	83 wake               When a spare that sleeps becomes a member (rule 78), its VM is woken, again and again until it
-//	                      runs. The member is unready until its agent has reported after that, and has the files of the
-//	                      group. It is silent (rule 12) if there is no report for registration_timeout after it became a
-//	                      member. A new leader also wakes members that were woken at most 10 min ago (sleep.go).
+//	82 sleep              With spares.state stopped or suspended, a spare is put to sleep when it is ready (rule 78),
+//	                      its agent has reported its role, all its health checks have passed, and it has the files of
+//	                      the group. The decision is recorded first. From then on, the spare needs no reports, a VM
+//	                      that stops is not lost, and what its agent still reports does not matter. It is put to sleep
+//	                      again if its VM still runs after 10 min. While it falls asleep, it becomes no member. For 10
+//	                      min after rule 84 applied in the group, its spares stay awake (sleep.go).
+//	83 wake               When a spare that sleeps becomes a member (rule 78), its VM is woken, again and again until
+//	                      it runs. The member is unready until its agent has reported after that, and has the files of
+//	                      the group. It is silent (rule 12) if there is no report for registration_timeout after it
+//	                      became a member. For a minute after the VM was woken, it does not matter if the provider
+//	                      still says that it sleeps. A new leader also wakes members that were woken at most 10 min
+//	                      ago (sleep.go).
 //	84 not woken          The provider cannot wake the VM of a member (rule 83), or the VM still sleeps when
 //	                      request_timeout has passed since it became a member. The instance is replaced immediately
 //	                      (rule 18). It has not failed (rules 25, 47) (sleep.go).

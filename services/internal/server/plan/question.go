@@ -7,9 +7,9 @@ import (
 )
 
 // planQuestion is rule 31. The provider is asked about an instance in five cases: its stream was lost, it missed one
-// report, its agent announced a power-off, its termination was requested, or its VM falls asleep or wakes. The first two
-// cases do not count during an announced restart. In the other cases, the question is repeated, and the pause doubles
-// each time.
+// report, its agent announced a power-off, its termination was requested, or its VM falls asleep or wakes. The first
+// two cases do not count during an announced restart. In the other cases, the question is repeated, and the pause
+// doubles each time.
 func (g *group) planQuestion(out *steps, i subject) {
 	deleting := i.State == record.Deleting
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && !deleting && !i.Asleep() {

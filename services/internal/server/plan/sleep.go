@@ -90,8 +90,8 @@ func AwaitsFiles(i *Instance, reported string, failed bool, hash string) bool {
 func (g *group) maySleep(n int) bool {
 	i := &g.Instances[n]
 	awake, _ := g.stayAwake()
-	return !awake && g.class(n) == classSpare && i.Sleep != "" && i.AsleepAt.IsZero() && i.Role == RoleSpare && i.Connected &&
-		!i.ChecksPending && !i.FilesFailed && i.PowerOffAt.IsZero() && i.RestartingAt.IsZero() &&
+	return !awake && g.class(n) == classSpare && i.Sleep != "" && i.AsleepAt.IsZero() && i.Role == RoleSpare &&
+		i.Connected && !i.ChecksPending && !i.FilesFailed && i.PowerOffAt.IsZero() && i.RestartingAt.IsZero() &&
 		(i.RuntimeHash == g.Group.RuntimeHash || g.Group.RuntimeHash == "")
 }
 

@@ -28,7 +28,8 @@ func sleepy(change func(*plan.Instance)) plan.Instance {
 func asleep(change func(*plan.Instance)) plan.Instance {
 	return sleepy(func(i *plan.Instance) {
 		i.LastReport, i.LostAt, i.Connected = ago(30*time.Minute), ago(30*time.Minute), false
-		i.AsleepAt, i.SleepRequested, i.CertificateEnds = ago(30*time.Minute), ago(30*time.Minute), now.Add(24*time.Hour)
+		i.AsleepAt, i.SleepRequested = ago(30*time.Minute), ago(30*time.Minute)
+		i.CertificateEnds = now.Add(24 * time.Hour)
 		i.Provider = observed(plan.ProviderStopped)
 		if change != nil {
 			change(i)
@@ -51,7 +52,8 @@ func waking(d time.Duration, change func(*plan.Instance)) plan.Instance {
 func TestRules82To84Sleep(t *testing.T) {
 	spares := func(n int) func(*plan.Snapshot) {
 		return func(s *plan.Snapshot) {
-			s.Group.Spares, s.Settings.RequestTimeout = config.Spares{Count: n, State: config.SparesStopped}, 30*time.Second
+			s.Group.Spares = config.Spares{Count: n, State: config.SparesStopped}
+			s.Settings.RequestTimeout = 30 * time.Second
 		}
 	}
 	and := func(changes ...func(*plan.Snapshot)) func(*plan.Snapshot) {
@@ -85,14 +87,16 @@ func TestRules82To84Sleep(t *testing.T) {
 		{name: "its checks have not passed", size: 1,
 			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) { i.ChecksPending = true })}, change: one},
 		{name: "it is not healthy", size: 1,
-			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) { i.Healthy, i.EverHealthy = false, false })},
-			change:    one, want: []string{"create spare"}},
+			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) {
+				i.Healthy, i.EverHealthy = false, false
+			})}, change: one, want: []string{"create spare"}},
 		{name: "its files are outdated", size: 1,
 			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) { i.RuntimeHash = "r0" })}, change: one,
 			want: []string{"push_files i2"}},
 		{name: "a file could not be stored", size: 1,
-			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) { i.FilesFailed = true; i.FilesSent = "r1" })},
-			change:    one},
+			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) {
+				i.FilesFailed, i.FilesSent = true, "r1"
+			})}, change: one},
 		{name: "its machine powers off", size: 1,
 			instances: []plan.Instance{well(), sleepy(func(i *plan.Instance) { i.PowerOffAt = now })}, change: and(one,
 				func(s *plan.Snapshot) { s.Settings.ShutdownGrace = time.Minute }), want: []string{"ask i2"}},
@@ -103,7 +107,8 @@ func TestRules82To84Sleep(t *testing.T) {
 		{name: "one did not wake just now", size: 1, instances: []plan.Instance{well(), sleepy(nil)},
 			change: and(one, func(s *plan.Snapshot) { s.NotWokenAt = ago(9 * time.Minute) })},
 		{name: "one did not wake", size: 1, instances: []plan.Instance{well(), sleepy(nil)},
-			change: and(one, func(s *plan.Snapshot) { s.NotWokenAt = ago(10 * time.Minute) }), want: []string{"sleep i2"}},
+			change: and(one, func(s *plan.Snapshot) { s.NotWokenAt = ago(10 * time.Minute) }),
+			want:   []string{"sleep i2"}},
 		{name: "it sleeps", size: 1, instances: []plan.Instance{well(), asleep(nil)}, change: one},
 		{name: "a new leader knows nothing else of it", size: 1,
 			instances: []plan.Instance{well(), asleep(func(i *plan.Instance) {
@@ -111,8 +116,9 @@ func TestRules82To84Sleep(t *testing.T) {
 				i.SleepRequested = time.Time{}
 			})}, change: one},
 		{name: "a leader died before it put it to sleep", size: 1, instances: []plan.Instance{well(),
-			asleep(func(i *plan.Instance) { i.Provider, i.SleepRequested = observed(plan.ProviderRunning), time.Time{} })},
-			change: one, want: []string{"sleep i2"}},
+			asleep(func(i *plan.Instance) {
+				i.Provider, i.SleepRequested = observed(plan.ProviderRunning), time.Time{}
+			})}, change: one, want: []string{"sleep i2"}},
 		{name: "it falls asleep", size: 1, instances: []plan.Instance{well(), asleep(func(i *plan.Instance) {
 			i.AsleepAt, i.SleepRequested = ago(2*time.Second), ago(2*time.Second)
 			i.Provider = observed(plan.ProviderStopping)
@@ -121,8 +127,9 @@ func TestRules82To84Sleep(t *testing.T) {
 		{name: "it does not fall asleep", size: 1, instances: []plan.Instance{well(), asleep(func(i *plan.Instance) {
 			i.SleepRequested, i.Provider = ago(12*time.Minute), observed(plan.ProviderRunning)
 		})}, change: one, want: []string{"sleep i2"}},
-		{name: "its VM is gone", size: 1, instances: []plan.Instance{well(), asleep(answer(plan.ProviderGone, time.Second))},
-			change: one, want: []string{"create spare", "mark_deleting i2 gone"}},
+		{name: "its VM is gone", size: 1,
+			instances: []plan.Instance{well(), asleep(answer(plan.ProviderGone, time.Second))},
+			change:    one, want: []string{"create spare", "mark_deleting i2 gone"}},
 		{name: "its VM failed", size: 1,
 			instances: []plan.Instance{well(), asleep(answer(plan.ProviderFailed, time.Second))},
 			change:    one, want: []string{"create spare", "mark_deleting i2 gone"}},
@@ -186,9 +193,10 @@ func TestRules82To84Sleep(t *testing.T) {
 		{name: "a deleted group", size: 1, instances: []plan.Instance{asleep(nil), waking(0, nil)},
 			change: and(one, func(s *plan.Snapshot) { s.Group.Deleted = true }),
 			want:   []string{"mark_deleting i2 group_deleted", "mark_deleting i1 group_deleted"}},
-		{name: "its deletion needs no drain", size: 1, instances: []plan.Instance{well(), asleep(func(i *plan.Instance) {
-			i.State, i.DeletingAt, i.DeleteDeadline = record.Deleting, now, now.Add(time.Minute)
-		}), asleep(nil)}, change: one, want: []string{"terminate i2"}},
+		{name: "its deletion needs no drain", size: 1,
+			instances: []plan.Instance{well(), asleep(func(i *plan.Instance) {
+				i.State, i.DeletingAt, i.DeleteDeadline = record.Deleting, now, now.Add(time.Minute)
+			}), asleep(nil)}, change: one, want: []string{"terminate i2"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := snapshot(c.size, c.instances...)

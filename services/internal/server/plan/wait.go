@@ -333,7 +333,8 @@ func (g *group) wait(out *steps) Wait {
 func (g *group) idles(n int) bool {
 	i := &g.Instances[n]
 	return (g.class(n) == classWell || g.class(n) == classSpare) && i.Work == Idle && i.State == record.Registered &&
-		!g.fallsAsleep(n) && !i.Asking && i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0 && i.PowerOffAt.IsZero()
+		!g.fallsAsleep(n) && !i.Asking && i.PowerOffAt.IsZero() &&
+		i.Failed.Count+i.MaintenanceFailed.Count+i.AskFailed.Count == 0
 }
 
 // actionOf is the kind of an action and the index of its instance.
