@@ -120,7 +120,8 @@ var directives = map[string]func(s *Service, value string) error{
 var ignored = strings.Fields(`
 	Unit.Description Unit.Documentation Unit.After
 
-	Service.LockPersonality Service.MemoryDenyWriteExecute Service.PrivateDevices Service.PrivateTmp
+	Service.LockPersonality Service.MemoryDenyWriteExecute Service.PrivateDevices Service.PrivateMounts
+	Service.PrivateTmp
 	Service.ProtectClock Service.ProtectControlGroups Service.ProtectHome Service.ProtectHostname
 	Service.ProtectKernelLogs Service.ProtectKernelModules Service.ProtectKernelTunables Service.ProtectProc
 	Service.ProtectSystem Service.ReadWritePaths Service.RemoveIPC Service.RestrictAddressFamilies
