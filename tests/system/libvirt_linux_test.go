@@ -40,7 +40,8 @@ func TestLibvirt(t *testing.T) {
 	}
 	daemon := testlibvirtd.StartInNetwork(t)
 	runShard(t, "scripts/libvirt.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
-		ctx, cancel := context.WithTimeoutCause(ctx, 9*time.Minute, errors.New("timeout after 9 minutes"))
+		limit := 7*time.Minute + time.Duration(*killsFlag)*2*time.Minute
+		ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("timeout after %s", limit))
 		defer cancel()
 		machines := &libvirtd.Machines{}
 		defer machines.Close()
