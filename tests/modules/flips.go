@@ -119,7 +119,7 @@ var Flips = []Flip{
 	{At: "modules/gcp/account", Variable: "load_balancers", Effect: InPlace, To: "true"},
 	{At: "modules/gcp/cluster", Variable: "versioning", Effect: InPlace, To: "false"},
 	{At: "modules/gcp/cluster", Variable: "secrets", Effect: Refused, To: `{ provider = "google-secret-manager" }`,
-		Refusal: "It is for secrets in the bucket only"},
+		Refusal: "It is for secrets in this bucket only"},
 	{At: "modules/gcp/cluster", Variable: "deletion_protection", Effect: Tooling, To: "true"},
 	{At: "modules/gcp/cluster", Variable: "force_destroy", Effect: Tooling, To: "false"},
 	{At: "modules/gcp/network", Variable: "ip_family", Effect: RollsVMs,

@@ -263,16 +263,21 @@ func (r *role) setDeleted(deleted bool) (any, error) {
 var predefined = map[string][]string{
 	"roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
 	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},
-	"roles/iam.workloadIdentityUser":     {"iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken"},
+	federation:                           {"iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken"},
 }
 
+// federation is the role of servers in another cloud, which get the tokens of a service account.
+const federation = "roles/iam.workloadIdentityUser"
+
 // Granted returns the permissions of the custom roles that are not deleted, and of the predefined roles that the
-// modules use.
+// modules use, apart from that of servers in another cloud.
 func (i *IAM) Granted() (found []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, name := range slices.Concat(slices.Collect(maps.Keys(i.roles)), slices.Collect(maps.Keys(predefined))) {
-		found = append(found, i.permissions(name)...)
+		if name != federation {
+			found = append(found, i.permissions(name)...)
+		}
 	}
 	return found
 }
