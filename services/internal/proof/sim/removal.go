@@ -254,6 +254,9 @@ func (w *World) silent(t *term, of func(*machine, *document) bool) (running, sil
 		if !m.alive() || m.doomed() || d == nil || d.removed || d.Preserved != nil || t.unseen(d) || !of(m, d) {
 			continue
 		}
+		if view, ok := t.leader.State.Instance(m.id); ok && view.Plan.Rests() {
+			continue // its agent may be asleep
+		}
 		a := &m.agent
 		// Its first report is due. The clock by which its registration was recorded may be ahead of the leader's.
 		due := d.since.Before(late.Add(-2 * wallSkew))
