@@ -1,10 +1,7 @@
 # Service accounts for the servers of shards on AWS, whose cluster has its bucket on Google Cloud. No key is stored: a
 # workload identity pool trusts the AWS account, and each service account trusts one AWS role.
 
-data "google_client_config" "this" {}
-
 locals {
-  project = data.google_client_config.this.project
   name    = coalesce(var.name, var.cluster.id)
   pool_id = coalesce(var.pool_id, "nstance-${substr(local.name, 0, 24)}")
 

@@ -252,7 +252,7 @@ func classifyGroup(s Snapshot) *group {
 		if g.facts[n].has(factSpare) {
 			g.spares++
 		}
-		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0
+		g.registered = g.registered || g.facts[n]&(factUnregistered|factPreserved) == 0 && !g.Instances[n].Rests()
 		g.booting = g.booting || g.facts[n]&(factUnregistered|factLeaving) == factUnregistered
 	}
 	if g.booting {
