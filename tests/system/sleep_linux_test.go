@@ -104,8 +104,8 @@ func (s *libvirtShard) wakeSpare(ctx context.Context) error {
 		if err != nil {
 			return errors.Join(err, errors.New(s.consoles()))
 		}
-		fmt.Printf("libvirt: after kill -9 of the QEMU of %s: %.1f ms: libvirt's event, %.1f ms: a sleeping spare is a "+
-			"member, %.1f ms: it is healthy\n", victim, milliseconds(event.Sub(began)),
+		fmt.Printf("libvirt: after kill -9 of the QEMU of %s: %.1f ms: libvirt's event, %.1f ms: a sleeping spare is "+
+			"a member, %.1f ms: it is healthy\n", victim, milliseconds(event.Sub(began)),
 			milliseconds(member.Sub(began)), milliseconds(healthy.Sub(began)))
 		console, err := os.ReadFile(filepath.Join(s.daemon.Pool, spare.GetInstanceId()+"-console.log"))
 		if err != nil {

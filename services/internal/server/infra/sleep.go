@@ -10,8 +10,8 @@ import "context"
 // vm.Tags, as [Provider.Delete] does. A nil error means that the change was requested, not that it is done. Both fail
 // as [NotFound] if the VM is gone or is being deleted. Delete works on sleeping VMs, too.
 type Sleeper interface {
-	// Sleep puts a VM to sleep that was created with [CreateRequest.Sleep]. It fails as [Invalid] if the VM cannot sleep
-	// in that way. For a VM that sleeps or falls asleep it does nothing. A VM that is not yet able to sleep, because it
+	// Sleep puts a VM to sleep that was created with [CreateRequest.Sleep]. It fails as [Invalid] if the VM cannot
+	// sleep in that way. For a VM that sleeps or falls asleep it does nothing. A VM that is not yet able to sleep, because it
 	// boots or wakes, is a [Conflict]: the caller repeats the call later.
 	Sleep(ctx context.Context, vm VM, how string) error
 	// Wake lets a sleeping VM run. For a VM that runs or wakes it does nothing. A VM that still falls asleep is a
