@@ -11,8 +11,8 @@ import "context"
 // as [NotFound] if the VM is gone or is being deleted. Delete works on sleeping VMs, too.
 type Sleeper interface {
 	// Sleep puts a VM to sleep that was created with [CreateRequest.Sleep]. It fails as [Invalid] if the VM cannot
-	// sleep in that way. For a VM that sleeps or falls asleep it does nothing. A VM that is not yet able to sleep, because it
-	// boots or wakes, is a [Conflict]: the caller repeats the call later.
+	// sleep in that way. For a VM that sleeps or falls asleep it does nothing. A VM that is not yet able to sleep,
+	// because it boots or wakes, is a [Conflict]: the caller repeats the call later.
 	Sleep(ctx context.Context, vm VM, how string) error
 	// Wake lets a sleeping VM run. For a VM that runs or wakes it does nothing. A VM that still falls asleep is a
 	// [Conflict]: the caller repeats the call later. [Capacity] means that the cloud has no room for the VM at the
