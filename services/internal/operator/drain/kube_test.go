@@ -116,15 +116,19 @@ func (kube *testKubernetes) instance(pods ...func(node string) client.Object) (i
 	kube.mustSucceed(kube.client.Create(kube.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
 		Spec: corev1.NodeSpec{ProviderID: i.GetProviderId()}}))
 	for _, pod := range pods {
-		object := pod(node)
-		kube.mustSucceed(kube.client.Create(kube.Context(), object))
-		// Mark the pod as running: a PodDisruptionBudget protects only running pods.
-		running := object.(*corev1.Pod)
-		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
-			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
-		kube.mustSucceed(kube.client.Status().Update(kube.Context(), running))
+		kube.run(pod(node))
 	}
 	return id, node
+}
+
+// run creates a pod that runs. A PodDisruptionBudget protects only running pods.
+func (kube *testKubernetes) run(pod client.Object) {
+	kube.Helper()
+	kube.mustSucceed(kube.client.Create(kube.Context(), pod))
+	running := pod.(*corev1.Pod)
+	running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+		{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	kube.mustSucceed(kube.client.Status().Update(kube.Context(), running))
 }
 
 func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object {
@@ -585,7 +589,7 @@ func testSpares(kube *testKubernetes) {
 	node = join(short, false)
 	kube.eventually("cordoned", is(node, true))
 	kube.addBudget("short-web")
-	kube.mustSucceed(kube.client.Create(kube.Context(), podOn("short-web")(node)))
+	kube.run(podOn("short-web")(node))
 	kube.shard.HoldDrains()
 	promote(short)
 	kube.shard.Drain(short, "spot", time.Now().Add(time.Hour))
