@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"time"
 
 	"github.com/digitalocean/go-libvirt"
-	"libvirt.org/go/libvirtxml"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
 	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
@@ -47,15 +47,10 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 	if req.Tags.Instance.IsZero() {
 		return invalid(errors.New("no instance ID"))
 	}
-	hostName, network, err := contract.ParseSubnet(req.Subnet)
-	if err != nil {
+	var err error
+	if o.host, o.network, err = p.splitSubnet(req.Subnet); err != nil {
 		return invalid(err)
 	}
-	if o.host = p.hosts[hostName]; o.host == nil {
-		return invalid(fmt.Errorf("subnet %s: there is no host %s in server.provider.options.hosts", req.Subnet,
-			hostName))
-	}
-	o.network = network
 	if o.size, err = vmsize.Parse(req.InstanceType); err != nil {
 		return invalid(err)
 	}
@@ -161,7 +156,7 @@ func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (
 			return infra.VM{}, err
 		}
 	}
-	if err := v.claim(build.name + claimSuffix); isCode(err, libvirt.ErrStorageVolExist) {
+	if err := v.createEmpty(build.name + claimSuffix); isCode(err, libvirt.ErrStorageVolExist) {
 		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "the instance ID was used before")
 	} else if err != nil {
 		return infra.VM{}, err
@@ -211,8 +206,7 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	if err := v.upload(m.name+seedSuffix, iso); err != nil {
 		return infra.VM{}, err
 	}
-	if err := v.create(libvirtxml.StorageVolume{Name: m.name + consoleSuffix,
-		Capacity: &libvirtxml.StorageVolumeSize{Value: 0}}); err != nil {
+	if err := v.createEmpty(m.name + consoleSuffix); err != nil {
 		return infra.VM{}, err
 	}
 	meta.Starting = p.now().UTC()
@@ -253,29 +247,7 @@ const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSn
 // Delete undefines the domain last. Until then, List returns the VM. So if Delete is interrupted, the caller deletes
 // the VM again.
 func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
-	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
-	h, id, err := p.find(what, providerID)
-	if err != nil {
-		return err
-	}
-	_, err = call(ctx, h, what, func(c *libvirt.Libvirt) (struct{}, error) {
-		dom, err := c.DomainLookupByUUID(id)
-		if err != nil {
-			return struct{}{}, err
-		}
-		d, err := readDomain(c, h, dom)
-		if err != nil {
-			return struct{}{}, err
-		}
-		if d.tags.Instance.IsZero() {
-			return struct{}{}, infra.Errorf(infra.Invalid, what, "domain %s is not an instance", dom.Name)
-		}
-		if err := infra.CheckOwned(what, d.tags, vm.Tags); err != nil {
-			return struct{}{}, err
-		}
-		defer h.lock(d.tags.Instance)()
-		return struct{}{}, p.deleteDomain(c, d)
-	})
+	err := p.onDomain(ctx, "delete "+vm.ProviderID, vm, p.deleteDomain)
 	if infra.ClassOf(err) == infra.NotFound {
 		return nil
 	}
@@ -287,7 +259,7 @@ func (p *Provider) deleteDomain(c *libvirt.Libvirt, d domain) error {
 	if err != nil {
 		return err
 	}
-	if err := v.claim(d.dom.Name + claimSuffix); err != nil && !isCode(err, libvirt.ErrStorageVolExist) {
+	if err := v.createEmpty(d.dom.Name + claimSuffix); err != nil && !isCode(err, libvirt.ErrStorageVolExist) {
 		return err
 	}
 	if err := c.DomainDestroyFlags(d.dom, 0); err != nil && !isCode(err, libvirt.ErrOperationInvalid) {
@@ -310,9 +282,6 @@ func (p *Provider) deleteDomain(c *libvirt.Libvirt, d domain) error {
 func (h *host) reserve(name string, mib int64) func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.creating == nil {
-		h.creating = map[string]int64{}
-	}
 	h.creating[name] = mib
 	return func() {
 		h.mu.Lock()
@@ -343,9 +312,7 @@ func (p *Provider) freeMemory(c *libvirt.Libvirt, h *host) (int64, error) {
 	}
 	h.mu.Lock()
 	promised := map[string]int64{}
-	for name, mib := range h.creating {
-		promised[name] = mib
-	}
+	maps.Copy(promised, h.creating)
 	h.mu.Unlock()
 	for _, dom := range domains {
 		_, maxKiB, _, _, _, err := c.DomainGetInfo(dom)

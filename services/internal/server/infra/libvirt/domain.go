@@ -50,22 +50,22 @@ func element(content string) string {
 	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
 }
 
-// decodeMetadata reads the metadata from the text of a domain's metadata elements. ok is false if the domain has no
-// metadata of this namespace.
-func decodeMetadata(text string) (m metadata, ok bool, err error) {
+// decodeMetadata reads the metadata from the text of a domain's metadata elements. They are zero if the domain has none
+// of this namespace.
+func decodeMetadata(text string) (m metadata, err error) {
 	var all struct {
 		Text *string `xml:"https://nstance.dev/libvirt/1 vm"`
 	}
 	if err := xml.Unmarshal([]byte("<metadata>"+text+"</metadata>"), &all); err != nil {
-		return metadata{}, false, fmt.Errorf("metadata: %w", err)
+		return metadata{}, fmt.Errorf("metadata: %w", err)
 	}
 	if all.Text == nil {
-		return metadata{}, false, nil
+		return metadata{}, nil
 	}
 	if err := json.Unmarshal([]byte(*all.Text), &m); err != nil {
-		return metadata{}, true, fmt.Errorf("metadata: %w", err)
+		return metadata{}, fmt.Errorf("metadata: %w", err)
 	}
-	return m, true, nil
+	return m, nil
 }
 
 // domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from the owner, the instance ID and
@@ -219,7 +219,7 @@ func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error)
 		d.state, d.reason = infra.Stopped, ""
 	}
 	if parsed.Metadata != nil {
-		d.metadata, _, d.undecoded = decodeMetadata(parsed.Metadata.XML)
+		d.metadata, d.undecoded = decodeMetadata(parsed.Metadata.XML)
 		d.tags = d.metadata.Tags
 	}
 	if parsed.Devices != nil && len(parsed.Devices.Interfaces) > 0 {

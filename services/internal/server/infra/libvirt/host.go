@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/url"
@@ -139,27 +140,14 @@ func classify(what string, err error) error {
 	if classed, ok := errors.AsType[*infra.Error](err); ok {
 		return classed
 	}
-	class := infra.Indeterminate
-	if e, ok := errors.AsType[libvirt.Error](err); ok {
-		if class, ok = classes[libvirt.ErrorNumber(e.Code)]; !ok {
-			class = infra.Indeterminate
-		}
-	}
-	return infra.Wrap(class, what, err)
+	e, _ := errors.AsType[libvirt.Error](err)
+	return infra.Wrap(cmp.Or(classes[libvirt.ErrorNumber(e.Code)], infra.Indeterminate), what, err)
 }
 
-// isCode reports whether an error of libvirt has one of the codes.
-func isCode(err error, codes ...libvirt.ErrorNumber) bool {
+// isCode reports whether an error of libvirt has a code.
+func isCode(err error, code libvirt.ErrorNumber) bool {
 	e, ok := errors.AsType[libvirt.Error](err)
-	if !ok {
-		return false
-	}
-	for _, code := range codes {
-		if libvirt.ErrorNumber(e.Code) == code {
-			return true
-		}
-	}
-	return false
+	return ok && libvirt.ErrorNumber(e.Code) == code
 }
 
 // The pause between two attempts to connect to a host for its events. It doubles from watchSoonest up to watchLatest.

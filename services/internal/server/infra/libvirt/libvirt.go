@@ -62,7 +62,7 @@ func New(cfg Config) *Provider {
 		p.now = time.Now
 	}
 	for name, uri := range cfg.Options.Hosts {
-		p.hosts[name] = &host{name: name, uri: uri}
+		p.hosts[name] = &host{name: name, uri: uri, creating: map[string]int64{}}
 	}
 	return p
 }
@@ -84,11 +84,27 @@ func (p *Provider) find(what, providerID string) (*host, libvirt.UUID, error) {
 	if err != nil {
 		return nil, id, infra.Errorf(infra.Invalid, what, "%q is not HOST/UUID: %w", providerID, err)
 	}
-	h := p.hosts[name]
-	if h == nil {
-		return nil, id, infra.Errorf(infra.Invalid, what, "there is no host %s in server.provider.options.hosts", name)
+	h, err := p.host(name)
+	return h, id, infra.Wrap(infra.Invalid, what, err)
+}
+
+func (p *Provider) host(name string) (*host, error) {
+	if h := p.hosts[name]; h != nil {
+		return h, nil
 	}
-	return h, id, nil
+	return nil, fmt.Errorf("there is no host %s in server.provider.options.hosts", name)
+}
+
+// splitSubnet splits a subnet into the host and the network.
+func (p *Provider) splitSubnet(subnet string) (h *host, network string, err error) {
+	name, network, err := contract.ParseSubnet(subnet)
+	if err != nil {
+		return nil, "", err
+	}
+	if h, err = p.host(name); err != nil {
+		err = fmt.Errorf("subnet %s: %w", subnet, err)
+	}
+	return h, network, err
 }
 
 // Get implements infra.Provider.
@@ -276,13 +292,9 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 	room := map[string]bool{}
 	for _, subnet := range subnets {
 		what := "ask for the free memory of " + subnet
-		name, _, err := contract.ParseSubnet(subnet)
+		h, _, err := p.splitSubnet(subnet)
 		if err != nil {
 			return nil, infra.Wrap(infra.Invalid, what, err)
-		}
-		h := p.hosts[name]
-		if h == nil {
-			return nil, infra.Errorf(infra.Invalid, what, "there is no host %s in server.provider.options.hosts", name)
 		}
 		free, err := call(ctx, h, what, func(c *libvirt.Libvirt) (int64, error) { return p.freeMemory(c, h) })
 		if err != nil {
@@ -301,16 +313,11 @@ func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	var mistakes []error
 	for pool, subnets := range shard.Server.SubnetPools {
 		for _, subnet := range subnets {
-			name, network, err := contract.ParseSubnet(subnet)
-			if err == nil && p.hosts[name] == nil {
-				err = fmt.Errorf("there is no host %s in server.provider.options.hosts", name)
-			}
+			h, network, err := p.splitSubnet(subnet)
 			if err != nil {
 				mistakes = append(mistakes, fmt.Errorf("server.subnet_pools.%s: %w", pool, err))
-				continue
-			}
-			if !slices.Contains(networks[name], network) {
-				networks[name] = append(networks[name], network)
+			} else if !slices.Contains(networks[h.name], network) {
+				networks[h.name] = append(networks[h.name], network)
 			}
 		}
 	}

@@ -26,6 +26,9 @@ func (p *Provider) Sleep(ctx context.Context, vm infra.VM, how string) error {
 			config.SparesSuspended)
 	}
 	return p.onDomain(ctx, what, vm, func(c *libvirt.Libvirt, d domain) error {
+		if err := p.checkLive(what, d); err != nil {
+			return err
+		}
 		switch {
 		case d.saved || d.state == infra.Stopping:
 			return nil
@@ -69,6 +72,9 @@ func (p *Provider) awaitMemory(what string, call func() error) error {
 func (p *Provider) Wake(ctx context.Context, vm infra.VM) error {
 	what := "wake " + vm.ProviderID
 	return p.onDomain(ctx, what, vm, func(c *libvirt.Libvirt, d domain) error {
+		if err := p.checkLive(what, d); err != nil {
+			return err
+		}
 		switch {
 		case d.state.Alive():
 			return nil
@@ -90,8 +96,16 @@ func (p *Provider) Wake(ctx context.Context, vm infra.VM) error {
 	})
 }
 
+// checkLive fails as NotFound if a VM has ended.
+func (p *Provider) checkLive(what string, d domain) error {
+	if state := p.describe(d, nil).State; !d.saved && (state == infra.Stopped || state == infra.Failed) {
+		return infra.Errorf(infra.NotFound, what, "the VM has ended, and no memory of it is saved")
+	}
+	return nil
+}
+
 // onDomain calls f with the domain of a VM, while no other call of this process changes it. It fails as NotFound if the
-// VM is gone or has ended.
+// VM is gone.
 func (p *Provider) onDomain(ctx context.Context, what string, vm infra.VM,
 	f func(*libvirt.Libvirt, domain) error) error {
 	h, id, err := p.find(what, vm.ProviderID)
@@ -113,9 +127,6 @@ func (p *Provider) onDomain(ctx context.Context, what string, vm infra.VM,
 		}
 		if err := infra.CheckOwned(what, d.tags, vm.Tags); err != nil {
 			return struct{}{}, err
-		}
-		if state := p.describe(d, nil).State; !d.saved && (state == infra.Stopped || state == infra.Failed) {
-			return struct{}{}, infra.Errorf(infra.NotFound, what, "the VM has ended, and no memory of it is saved")
 		}
 		return struct{}{}, f(c, d)
 	})

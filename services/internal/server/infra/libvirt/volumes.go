@@ -76,18 +76,18 @@ func (v *volumes) refresh() error {
 		refreshTries*refreshPause)
 }
 
-func (v *volumes) create(volume libvirtxml.StorageVolume) error {
+func (v *volumes) create(volume libvirtxml.StorageVolume) (libvirt.StorageVol, error) {
 	text, err := volume.Marshal()
 	if err != nil {
-		return err
+		return libvirt.StorageVol{}, err
 	}
-	_, err = v.c.StorageVolCreateXML(v.pool, text, 0)
-	return err
+	return v.c.StorageVolCreateXML(v.pool, text, 0)
 }
 
-// claim makes an empty volume. It fails with the code ErrStorageVolExist if the volume exists.
-func (v *volumes) claim(name string) error {
-	return v.create(libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: 0}})
+// createEmpty makes an empty volume. It fails with the code ErrStorageVolExist if the volume exists.
+func (v *volumes) createEmpty(name string) error {
+	_, err := v.create(libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: 0}})
+	return err
 }
 
 // overlay makes a disk that starts as a copy of an image. gib is the size of the disk. If gib is 0, the disk has the
@@ -109,24 +109,21 @@ func (v *volumes) overlay(name string, image libvirt.StorageVol, gib int) error 
 	if gib > 0 {
 		capacity = &libvirtxml.StorageVolumeSize{Unit: "GiB", Value: uint64(gib)}
 	}
-	return v.create(libvirtxml.StorageVolume{Name: name, Capacity: capacity,
+	_, err = v.create(libvirtxml.StorageVolume{Name: name, Capacity: capacity,
 		Target: &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: "qcow2"}},
 		BackingStore: &libvirtxml.StorageVolumeBackingStore{Path: v.path(image.Name),
 			Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}}})
+	return err
 }
 
 // upload makes a volume with the given content. Only root may read the volume.
 func (v *volumes) upload(name string, content []byte) error {
 	size := uint64(len(content))
-	text, err := (&libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: size},
+	vol, err := v.create(libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: size},
 		Target: &libvirtxml.StorageVolumeTarget{
 			Format:      &libvirtxml.StorageVolumeTargetFormat{Type: "raw"},
 			Permissions: &libvirtxml.StorageVolumeTargetPermissions{Mode: "0600"},
-		}}).Marshal()
-	if err != nil {
-		return err
-	}
-	vol, err := v.c.StorageVolCreateXML(v.pool, text, 0)
+		}})
 	if err != nil {
 		return err
 	}
