@@ -88,7 +88,7 @@ func TestAlertsNameWhatTheAccountLacks(t *testing.T) {
 			subnet := newSubnet(t, ec2.NewFromConfig(root), zone)
 			newRole(t, iam.NewFromConfig(root), "servers", test.statements)
 			provider, err := aws.New(aws.Config{Zone: zone,
-				EC2: aws.NewEC2(as(cloud.RoleCredentials("servers", "i-1")))})
+				EC2: ec2.NewFromConfig(as(cloud.RoleCredentials("servers", "i-1")))})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -69,7 +69,7 @@ func massReplacement(b *testing.B, missing, smallestBatch int) {
 		cfg.BaseEndpoint, cfg.Credentials = &server.URL, credentials.NewStaticCredentialsProvider(access, secret, "")
 		client, zone := ec2.NewFromConfig(cfg), cloud.Region()+"a"
 		subnet := newSubnet(b, client, zone)
-		provider, err := aws.New(aws.Config{Zone: zone, EC2: aws.NewEC2(cfg)})
+		provider, err := aws.New(aws.Config{Zone: zone, EC2: ec2.NewFromConfig(cfg)})
 		if err != nil {
 			b.Fatal(err)
 		}

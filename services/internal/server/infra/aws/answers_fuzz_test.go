@@ -13,6 +13,7 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/smithy-go/middleware"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -55,7 +56,7 @@ func FuzzAnswer(f *testing.F) {
 		return sdk.NopRetryer{}
 	},
 		APIOptions: []func(*middleware.Stack) error{watch(func(string) {})}}
-	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(cfg)})
+	p, err := New(Config{Zone: "zone-a", EC2: ec2.NewFromConfig(cfg)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -153,7 +154,7 @@ func TestNestingIsBounded(t *testing.T) {
 // TestTypeWithoutFigures checks that an instance type without its memory or processors counts as unknown.
 func TestTypeWithoutFigures(t *testing.T) {
 	answer := &canned{}
-	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(sdk.Config{Region: "r", HTTPClient: answer,
+	p, err := New(Config{Zone: "zone-a", EC2: ec2.NewFromConfig(sdk.Config{Region: "r", HTTPClient: answer,
 		Credentials: credentials.NewStaticCredentialsProvider("a", "s", ""),
 		Retryer:     func() sdk.Retryer { return sdk.NopRetryer{} }})})
 	if err != nil {

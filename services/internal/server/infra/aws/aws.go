@@ -19,6 +19,7 @@ import (
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
@@ -57,7 +58,8 @@ type Network struct {
 
 // Provider implements infra.Provider and all of its optional capabilities.
 type Provider struct {
-	cfg Config
+	cfg   Config
+	rates rates
 
 	mu        sync.Mutex
 	balancers map[string][]string // ARNs of target groups, by name; replaced as a whole, never modified
@@ -111,7 +113,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Answers == nil {
 		cfg.Answers = answers
 	}
-	return &Provider{cfg: cfg}, nil
+	return &Provider{cfg: cfg, rates: newRates()}, nil
 }
 
 // Open makes a provider with the SDK's clients for a shard's configuration. It sends no requests.
@@ -120,7 +122,7 @@ func Open(cfg sdk.Config, shard *config.Shard, log *slog.Logger) (*Provider, err
 	if err != nil {
 		return nil, err
 	}
-	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: NewEC2(cfg),
+	return New(Config{Zone: shard.Server.Provider.Zone, Network: network, Log: log, EC2: ec2.NewFromConfig(cfg),
 		ELB: elbv2.NewFromConfig(cfg)})
 }
 

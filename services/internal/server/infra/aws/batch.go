@@ -73,7 +73,7 @@ func (p *Provider) run(ctx context.Context, what string, req infra.CreateRequest
 		return nil, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
 	}
 	p.rememberKeys(&req.Tags, volumeKeys(in))
-	out, err := call(ctx, what, "RunInstances", p.cfg.EC2.RunInstances, in)
+	out, err := call(ctx, what, "RunInstances", p.cfg.EC2.RunInstances, in, p.rates.creating)
 	err = explainHibernation(withQuota(err, req.InstanceType), req.InstanceType)
 	if infra.ClassOf(err) == infra.NotFound {
 		// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not

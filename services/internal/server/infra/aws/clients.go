@@ -139,7 +139,7 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 			t.ResponseHeaderTimeout = answerTimeout
 		})
 	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}),
-		awsconfig.WithRetryer(retryer), awsconfig.WithRegion(provider.Region),
+		awsconfig.WithRetryer(func() sdk.Retryer { return adaptive() }), awsconfig.WithRegion(provider.Region),
 		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
 	if profile := provider.Options[contract.OptionProfile]; profile != "" {
 		load = append(load, awsconfig.WithSharedConfigProfile(profile))
@@ -151,22 +151,13 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 	return cfg, nil
 }
 
-// retryer makes a separate retryer for each client, so that throttling of one kind of calls does not slow down others.
-func retryer() sdk.Retryer {
+// adaptive makes a retryer that slows down after throttling. It decides by the given functions first which calls it
+// repeats.
+func adaptive(retryables ...retry.IsErrorRetryable) sdk.Retryer {
 	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
 		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
 			s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
-		})
-	})}
-}
-
-// starting makes the retryer for StartInstances. It does not repeat a call that was refused for lack of capacity.
-func starting() sdk.Retryer {
-	return limited{retry.NewAdaptiveMode(func(o *retry.AdaptiveModeOptions) {
-		o.StandardOptions = append(o.StandardOptions, func(s *retry.StandardOptions) {
-			s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
-			s.Retryables = slices.Insert(s.Retryables, 0,
-				retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
+			s.Retryables = slices.Insert(s.Retryables, 0, retryables...)
 		})
 	})}
 }
@@ -182,67 +173,28 @@ func creating() sdk.Retryer {
 			}
 			return sdk.UnknownTernary
 		})
-		s.Retryables = slices.Insert(s.Retryables, 0, retry.IsErrorRetryable(throttled),
-			retry.IsErrorRetryable(retry.IsErrorRetryableFunc(hopeless)))
+		s.Retryables = slices.Insert(s.Retryables, 0, retry.IsErrorRetryable(throttled), hopeless)
 	})
 }
 
 // hopeless stops the SDK from repeating a call that AWS refused for lack of capacity or with a conflict. AWS sends such
 // refusals as server errors, which the SDK would repeat. The caller must instead try another type or subnet
 // immediately.
-func hopeless(err error) sdk.Ternary {
+var hopeless retry.IsErrorRetryable = retry.IsErrorRetryableFunc(func(err error) sdk.Ternary {
 	switch classOf(codeOf(err), statusOf(err)) {
 	case infra.Capacity, infra.Conflict:
 		return sdk.FalseTernary
 	default:
 		return sdk.UnknownTernary
 	}
-}
+})
 
-// byRate has one client for each kind of call that EC2 throttles separately. Each client slows down only its own calls,
-// so throttled creates do not slow down look-ups.
-// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
-type byRate struct {
-	*ec2.Client // for describe calls
-	creating    *ec2.Client
-	stopping    *ec2.Client
-	starting    *ec2.Client
-	changing    *ec2.Client
-}
+// rates are options for the calls that EC2 throttles separately. Each has a retryer of its own, which slows down only
+// its own calls. So throttled creates do not slow down look-ups, which have the client's retryer.
+type rates struct{ creating, stopping, starting, changing func(*ec2.Options) }
 
-// NewEC2 makes the provider's EC2 clients. It sends no requests.
-func NewEC2(cfg sdk.Config) EC2 {
-	return byRate{Client: ec2.NewFromConfig(cfg), changing: ec2.NewFromConfig(cfg), stopping: ec2.NewFromConfig(cfg),
-		creating: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = creating() }),
-		starting: ec2.NewFromConfig(cfg, func(o *ec2.Options) { o.Retryer = starting() })}
-}
-
-func (c byRate) RunInstances(ctx context.Context, in *ec2.RunInstancesInput,
-	o ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error) {
-	return c.creating.RunInstances(ctx, in, o...)
-}
-
-func (c byRate) StopInstances(ctx context.Context, in *ec2.StopInstancesInput,
-	o ...func(*ec2.Options)) (*ec2.StopInstancesOutput, error) {
-	return c.stopping.StopInstances(ctx, in, o...)
-}
-
-func (c byRate) StartInstances(ctx context.Context, in *ec2.StartInstancesInput,
-	o ...func(*ec2.Options)) (*ec2.StartInstancesOutput, error) {
-	return c.starting.StartInstances(ctx, in, o...)
-}
-
-func (c byRate) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput,
-	o ...func(*ec2.Options)) (*ec2.TerminateInstancesOutput, error) {
-	return c.changing.TerminateInstances(ctx, in, o...)
-}
-
-func (c byRate) AttachNetworkInterface(ctx context.Context, in *ec2.AttachNetworkInterfaceInput,
-	o ...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error) {
-	return c.changing.AttachNetworkInterface(ctx, in, o...)
-}
-
-func (c byRate) DetachNetworkInterface(ctx context.Context, in *ec2.DetachNetworkInterfaceInput,
-	o ...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error) {
-	return c.changing.DetachNetworkInterface(ctx, in, o...)
+func newRates() rates {
+	with := func(r sdk.Retryer) func(*ec2.Options) { return func(o *ec2.Options) { o.Retryer = r } }
+	return rates{creating: with(creating()), stopping: with(adaptive()), starting: with(adaptive(hopeless)),
+		changing: with(adaptive())}
 }

@@ -154,7 +154,7 @@ func (r *testCloud) throttles(call string) int32 {
 func (r *testCloud) open(change func(cfg *aws.Config)) *aws.Provider {
 	r.t.Helper()
 	clients := r.sdk()
-	cfg := aws.Config{Zone: zone, EC2: aws.NewEC2(clients), ELB: elbv2.NewFromConfig(clients), Now: r.now}
+	cfg := aws.Config{Zone: zone, EC2: ec2.NewFromConfig(clients), ELB: elbv2.NewFromConfig(clients), Now: r.now}
 	if change != nil {
 		change(&cfg)
 	}

@@ -195,9 +195,9 @@ func plain(call string, err error) *awsError {
 
 // call makes one API call and classifies its error.
 func call[I, O, F any](ctx context.Context, what, name string, do func(context.Context, *I, ...func(*F)) (*O, error),
-	in *I) (*O, error) {
+	in *I, options ...func(*F)) (*O, error) {
 	ctx, tries := withAttempts(ctx)
-	out, err := do(ctx, in)
+	out, err := do(ctx, in, options...)
 	return out, classify(what, name, tries, err)
 }
 

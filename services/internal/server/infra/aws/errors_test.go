@@ -19,6 +19,7 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -153,7 +154,7 @@ func against(t *testing.T, url string, throttled func(string)) *Provider {
 	}
 	cfg.BaseEndpoint = &url
 	cfg.Credentials = credentials.NewStaticCredentialsProvider("a", "s", "")
-	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(cfg)})
+	p, err := New(Config{Zone: "zone-a", EC2: ec2.NewFromConfig(cfg)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +387,7 @@ func TestCredentials(t *testing.T) {
 				return sdk.Credentials{AccessKeyID: "a", SecretAccessKey: "s"}, nil
 			})
 			p := against(t, s.url, nil)
-			p.cfg.EC2 = NewEC2(cfg)
+			p.cfg.EC2 = ec2.NewFromConfig(cfg)
 			_, err = p.Create(t.Context(), request())
 			if infra.ClassOf(err) != c.want || !strings.Contains(fmt.Sprint(err), c.text) || s.calls.Load() != c.calls {
 				t.Errorf("error %v of class %q after %d calls", err, infra.ClassOf(err), s.calls.Load())

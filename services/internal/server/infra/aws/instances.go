@@ -68,7 +68,7 @@ func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
 		return err
 	}
 	_, err = call(ctx, what, "TerminateInstances", p.cfg.EC2.TerminateInstances,
-		&ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
+		&ec2.TerminateInstancesInput{InstanceIds: []string{providerID}}, p.rates.changing)
 	switch infra.ClassOf(err) {
 	case infra.NotFound:
 		return nil

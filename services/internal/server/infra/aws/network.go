@@ -131,7 +131,7 @@ func (t *takeover) attach(ctx context.Context) error {
 	index := freeIndex(self.NetworkInterfaces)
 	_, err = call(ctx, t.what, "AttachNetworkInterface", t.p.cfg.EC2.AttachNetworkInterface,
 		&ec2.AttachNetworkInterfaceInput{NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface),
-			InstanceId: sdk.String(t.machine), DeviceIndex: sdk.Int32(index)})
+			InstanceId: sdk.String(t.machine), DeviceIndex: sdk.Int32(index)}, t.p.rates.changing)
 	return err
 }
 
@@ -179,7 +179,7 @@ func (p *Provider) checkNetwork(machineID string) error {
 
 func (p *Provider) detach(ctx context.Context, what, attachment string, force bool) error {
 	_, err := call(ctx, what, "DetachNetworkInterface", p.cfg.EC2.DetachNetworkInterface,
-		&ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force})
+		&ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force}, p.rates.changing)
 	return err
 }
 

@@ -83,7 +83,7 @@ func (r *testCloud) strict(startWith ...string) func(*aws.Config) {
 	r.grant(name, document)
 	clients := r.sdk()
 	clients.Credentials = credentials.NewStaticCredentialsProvider(r.cloud.RoleCredentials(name, "i-0123456789abcdef0"))
-	return func(cfg *aws.Config) { cfg.EC2 = aws.NewEC2(clients) }
+	return func(cfg *aws.Config) { cfg.EC2 = ec2.NewFromConfig(clients) }
 }
 
 // securityGroup makes a security group with the tag of a cluster.

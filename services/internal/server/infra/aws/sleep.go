@@ -41,7 +41,8 @@ func (p *Provider) Sleep(ctx context.Context, vm infra.VM, how string) error {
 		return infra.Errorf(infra.Conflict, what, "it is still starting")
 	}
 	_, err = call(ctx, what, "StopInstances", p.cfg.EC2.StopInstances,
-		&ec2.StopInstancesInput{InstanceIds: []string{vm.ProviderID}, Hibernate: sdk.Bool(hibernate)})
+		&ec2.StopInstancesInput{InstanceIds: []string{vm.ProviderID}, Hibernate: sdk.Bool(hibernate)},
+		p.rates.stopping)
 	if codeOf(err) == "UnsupportedOperation" && hibernate {
 		// The instance is not ready: this takes about two minutes after each start.
 		// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshoot-instance-hibernate.html
@@ -65,7 +66,7 @@ func (p *Provider) Wake(ctx context.Context, vm infra.VM) error {
 		return infra.Errorf(infra.Conflict, what, "it is still stopping")
 	}
 	_, err = call(ctx, what, "StartInstances", p.cfg.EC2.StartInstances,
-		&ec2.StartInstancesInput{InstanceIds: []string{vm.ProviderID}})
+		&ec2.StartInstancesInput{InstanceIds: []string{vm.ProviderID}}, p.rates.starting)
 	return err
 }
 
