@@ -1,7 +1,6 @@
 package shardstate
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -102,18 +101,6 @@ func (s *State) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 		return inst.record, inst.token, true
 	}
 	return record.Instance{}, "", false
-}
-
-// KeyHolder returns another instance than id whose agent has, or had before its last renewal, the given public key.
-func (s *State) KeyHolder(key []byte, id ident.ID) (holder ident.ID, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other, inst := range s.instances {
-		if other != id && (bytes.Equal(inst.record.PublicKey, key) || bytes.Equal(inst.record.PreviousKey, key)) {
-			return other, true
-		}
-	}
-	return ident.ID{}, false
 }
 
 // Seen reports whether token is the version of the instance's record that the State holds. It searches instances,

@@ -136,16 +136,14 @@ func (c *call) errUnattested() error {
 // image or a disk was copied from a VM. The refused agent makes another key. Its nonce is not consumed.
 func (c *call) takeKey(rec *record.Instance) error {
 	var taken *clusterstate.KeyTakenError
-	// The bucket does not have the keys of instances that servers of earlier versions registered.
-	if holder, ok := c.leader.State.KeyHolder(c.key, rec.ID); ok {
-		taken = &clusterstate.KeyTakenError{Holder: holder, Shard: c.leader.Shard}
-	} else if err := c.leader.Store.TakeKey(c.ctx, c.key, rec.Tenant, rec.ID); err != nil && !errors.As(err, &taken) {
+	switch err := c.leader.Store.TakeKey(c.ctx, c.key, rec.Tenant, rec.ID); {
+	case err == nil:
+		return nil
+	case errors.As(err, &taken):
+		return status.Errorf(codes.AlreadyExists, "public_key: %v", taken)
+	default:
 		return c.failed("record of the public key", err)
 	}
-	if taken != nil {
-		return status.Errorf(codes.AlreadyExists, "public_key: %v", taken)
-	}
-	return nil
 }
 
 // fixAddresses fills in the record's missing addresses and host name from the provider's description of the VM. Later
