@@ -232,16 +232,13 @@ group, remove it from the configuration. To give a static group the values of th
 configuration again, use "group reset".`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
-	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &nstancev1.DeleteGroupRequest{Group: args[0]}
-		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
-			return err
-		}
 		line := func(answer fleet.Answer[*nstancev1.DeleteGroupResponse]) string {
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, args[0])
 		}
-		return ask(cmd.Context(), a, s, *f, "deleting in", fleet.Client.DeleteGroup, request, lines(line))
+		return change(cmd, a, flags, "deleting in", fleet.Client.DeleteGroup,
+			&nstancev1.DeleteGroupRequest{Group: args[0]}, lines(line))
 	}
 	return cmd
 }
@@ -255,7 +252,7 @@ replaces lost and unhealthy instances, and the replacements get the new configur
 pause also holds under a new leader, until "group resume" ends it.`,
 		Example: "  nstance-admin group pause workers --shard us-west-2a",
 	}
-	return rollout(a, cmd, false, new(patienceFlags), fleet.Client.PauseGroup,
+	return rollout(a, cmd, changeFlags(cmd, dryRunFlag, false), fleet.Client.PauseGroup,
 		func(group string) *nstancev1.PauseGroupRequest { return &nstancev1.PauseGroupRequest{Group: group} })
 }
 
@@ -268,7 +265,7 @@ from zero. A group that has returned to its last good configuration gets its pre
 again.`,
 		Example: "  nstance-admin group resume workers --shard us-west-2a",
 	}
-	return rollout(a, cmd, false, nil, fleet.Client.ResumeGroup,
+	return rollout(a, cmd, changeFlags(cmd, dryRunFlag, true), fleet.Client.ResumeGroup,
 		func(group string) *nstancev1.ResumeGroupRequest { return &nstancev1.ResumeGroupRequest{Group: group} })
 }
 
@@ -282,32 +279,18 @@ and needs --yes elsewhere.`,
 		Example: `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`,
 	}
-	return rollout(a, cmd, true, nil, fleet.Client.RollGroup,
+	return rollout(a, cmd, changeFlags(cmd, confirmFlags, true), fleet.Client.RollGroup,
 		func(group string) *nstancev1.RollGroupRequest { return &nstancev1.RollGroupRequest{Group: group} })
 }
 
-// rollout completes a command that pauses, resumes or starts the rollout of a group. It asks for a confirmation if asks
-// is set, and has the flags to wait if patient is nil.
+// rollout completes a command that pauses, resumes or starts the rollout of a group.
 func rollout[Q proto.Message, M interface {
 	proto.Message
 	GetGroup() *nstancev1.GroupStatus
-}](a *app, cmd *cobra.Command, asks bool, patient *patienceFlags,
+}](a *app, cmd *cobra.Command, flags *changer,
 	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error),
 	request func(group string) Q) *cobra.Command {
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	if patient == nil {
-		patient = waitFlags(cmd)
-	}
-	flags := dryRunFlag
-	if asks {
-		flags = confirmFlags
-	}
-	confirm := flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request(args[0])))
-		if done || err != nil {
-			return err
-		}
 		line := func(answer fleet.Answer[M]) string {
 			g, state := answer.Message.GetGroup(), "runs"
 			if g.GetPaused() {
@@ -316,8 +299,8 @@ func rollout[Q proto.Message, M interface {
 			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %s outdated", answer.Shard, g.GetGroup(), state,
 				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
-		err = ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
-		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+		err := change(cmd, a, flags, "asking", method, request(args[0]), lines(line))
+		return a.thenWaitForGroup(cmd.Context(), flags, args[0], err)
 	}
 	return cmd
 }
@@ -358,8 +341,9 @@ healthy.`,
 	cmd.Flags().BoolVar(&pin, "pin", false, pinHelp)
 	cmd.Flags().DurationVar(&until, "until", 0,
 		"time after which a static group has its configured size again, such as 2h")
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		s, confirm := flags.scope, flags.confirm
 		size, err := strconv.ParseInt(args[1], 10, 32)
 		if err != nil {
 			return usageOf(cmd, fmt.Errorf("size %q is not a number of instances, such as 5, +2 or -2", args[1]))
@@ -376,30 +360,21 @@ healthy.`,
 			return &usageError{err: fmt.Errorf("is %s the size in each of %s, or in all together?", args[1],
 				count(len(a.shardNames(s.servers)), "shard")), hint: "add --per-shard or --total"}
 		}
-		scaling := fleet.Scaling{Size: int(size), By: by, Total: total, Pin: pin}
+		scaling := fleet.Scaling{Group: args[0], Size: int(size), By: by, Total: total, Pin: pin}
 		if cmd.Flags().Changed("until") {
 			if until <= 0 {
 				return usageOf(cmd, fmt.Errorf("--until %s is not more than zero", until))
 			}
 			scaling.Until = a.Now().Add(until)
 		}
-		preview := func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.Preview {
-			return f.ExplainScale(ctx, shards, args[0], scaling)
-		}
 		if !confirm.yes && !confirm.dryRun {
-			smaller, err := a.makesSmaller(cmd.Context(), s, args[0], scaling)
+			smaller, err := a.makesSmaller(cmd.Context(), s, scaling)
 			if err != nil {
 				return err
 			}
 			confirm.yes = !smaller
 		}
-		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
-			return err
-		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.Changed {
-			return f.Scale(ctx, shards, args[0], scaling)
-		}
-		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.Changed) string {
+		err = a.edit(cmd, flags, "scaling in", scaling, func(answer fleet.Changed) string {
 			g := answer.Message.GetGroup()
 			text := fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, g.GetGroup(),
 				answer.Before.GetSize(), fleet.SizeText(g, a.Now()), g.GetActualSize())
@@ -407,8 +382,8 @@ healthy.`,
 				text += "; the leader scales on from there (to keep the size, add --until or --pin)"
 			}
 			return text
-		}))
-		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+		})
+		return a.thenWaitForGroup(cmd.Context(), flags, args[0], err)
 	}
 	return cmd
 }
@@ -487,7 +462,7 @@ func (a *app) groupCreateCommand() *cobra.Command {
 	var template, size string
 	cmd.Flags().StringVar(&template, "template", "", "template of the shard's configuration; short for --set template=")
 	cmd.Flags().StringVar(&size, "size", "", "how many instances there should be; short for --set size=")
-	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), dryRunFlag(cmd)
+	flags := changeFlags(cmd, dryRunFlag, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for name, value := range map[string]string{"template": template, "size": size} {
 			if cmd.Flags().Changed(name) {
@@ -505,11 +480,8 @@ func (a *app) groupCreateCommand() *cobra.Command {
 			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Message.GetGroup().GetGroup(),
 				answer.Message.GetGroup().GetSize())
 		}
-		request := &nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustCreate: true}
-		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
-			return err
-		}
-		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.UpsertGroup, request, lines(line))
+		return change(cmd, a, flags, "creating in", fleet.Client.UpsertGroup,
+			&nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustCreate: true}, lines(line))
 	}
 	return cmd
 }
@@ -533,7 +505,7 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		"PATH of a setting that the group then takes from its template again; may be repeated")
 	var pin bool
 	cmd.Flags().BoolVar(&pin, "pin", false, pinHelp)
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		patch, err := a.patch(cmd, given)
 		if err != nil {
@@ -542,17 +514,14 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		if patch.Empty() {
 			return usageOf(cmd, errors.New("there is nothing to change: add --set, --unset or --file"))
 		}
-		request := &nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustExist: true, Pin: &pin}
-		if done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request)); done || err != nil {
-			return err
-		}
 		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
 			g := answer.Message.GetGroup()
 			return fmt.Sprintf("%s: group %s is changed, %d of %s outdated", answer.Shard, g.GetGroup(),
 				g.GetOutdated(), count(g.GetActualSize(), "instance"))
 		}
-		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, request, lines(line))
-		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+		err = change(cmd, a, flags, "changing in", fleet.Client.UpsertGroup,
+			&nstancev1.UpsertGroupRequest{Group: args[0], Patch: patch.JSON(), MustExist: true, Pin: &pin}, lines(line))
+		return a.thenWaitForGroup(cmd.Context(), flags, args[0], err)
 	}
 	return cmd
 }

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,7 +27,7 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 	var fields []string
 	cmd.Flags().StringArrayVar(&fields, "field", nil, "PATH of a field that is reset, one of "+
 		strings.Join(config.OperatorFields(), ", ")+"; may be repeated. Default: all but the last")
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, field := range fields {
 			if !slices.ContainsFunc(config.OperatorFields(), func(of string) bool {
@@ -38,25 +37,16 @@ asks for a confirmation on a terminal, and needs --yes elsewhere.`,
 					hint: near(field, config.OperatorFields())}
 			}
 		}
-		patch, err := fleet.ResetPatch(fields)
+		reset, err := fleet.NewReset(args[0], fields...)
 		if err != nil {
 			return usageOf(cmd, fmt.Errorf("--field: %w", err))
 		}
-		preview := func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.Preview {
-			return f.ExplainReset(ctx, shards, args[0], patch)
-		}
-		if done, err := a.confirmPlanned(cmd, s, confirm, *f, preview); done || err != nil {
-			return err
-		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.Changed {
-			return f.Reset(ctx, shards, args[0], patch)
-		}
-		err = askWith(cmd.Context(), a, s, *f, "resetting in", call, lines(func(answer fleet.Changed) string {
+		err = a.edit(cmd, flags, "resetting in", reset, func(answer fleet.Changed) string {
 			g := answer.Message.GetGroup()
 			return fmt.Sprintf("%s: group %s: size %d → %s, %d there", answer.Shard, args[0], answer.Before.GetSize(),
 				fleet.SizeText(g, a.Now()), g.GetActualSize())
-		}))
-		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
+		})
+		return a.thenWaitForGroup(cmd.Context(), flags, args[0], err)
 	}
 	return cmd
 }

@@ -29,10 +29,10 @@ when the VM is gone.`,
 	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin",
 		"reason of the deletion, for the instance's record and its events")
 	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of the instance's group by one")
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.deleteInstance(cmd, args[0], s, *f, confirm, patient,
-			&nstancev1.DeleteInstanceRequest{Reason: reason, Decrement: decrement})
+		return a.deleteInstance(cmd, flags,
+			&nstancev1.DeleteInstanceRequest{InstanceId: args[0], Reason: reason, Decrement: decrement})
 	}
 	return cmd
 }
@@ -46,23 +46,18 @@ func (a *app) instanceDrainCommand() *cobra.Command {
 from rollouts and scale-downs, use "instance protect".`,
 		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --timeout 15m --yes`,
 	}
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, confirmFlags(cmd)
-	patient.addTimeout(cmd)
+	flags := changeFlags(cmd, confirmFlags, false)
+	flags.patient.wait = true
+	flags.patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.deleteInstance(cmd, args[0], s, *f, confirm, patient,
-			&nstancev1.DeleteInstanceRequest{Reason: "drained with nstance-admin"})
+		return a.deleteInstance(cmd, flags,
+			&nstancev1.DeleteInstanceRequest{InstanceId: args[0], Reason: "drained with nstance-admin"})
 	}
 	return cmd
 }
 
 // deleteInstance makes the request for an instance, after a confirmation.
-func (a *app) deleteInstance(cmd *cobra.Command, id string, s *scope, f format, confirm *confirmation,
-	patient *patienceFlags, request *nstancev1.DeleteInstanceRequest) error {
-	request.InstanceId = id
-	done, err := a.confirmPlanned(cmd, s, confirm, f, previewOf(request))
-	if done || err != nil {
-		return err
-	}
+func (a *app) deleteInstance(cmd *cobra.Command, flags *changer, request *nstancev1.DeleteInstanceRequest) error {
 	table := func(w io.Writer, answers answers[*nstancev1.DeleteInstanceResponse]) error {
 		err := lines(stateLine[*nstancev1.DeleteInstanceResponse])(w, answers)
 		for _, answer := range answers {
@@ -72,11 +67,8 @@ func (a *app) deleteInstance(cmd *cobra.Command, id string, s *scope, f format, 
 		}
 		return err
 	}
-	err = ask(cmd.Context(), a, s, f, "deleting in", fleet.Client.DeleteInstance, request, table)
-	if err != nil || !patient.wait {
-		return err
-	}
-	return a.waitUntilGone(cmd.Context(), s, patient, id)
+	err := change(cmd, a, flags, "deleting in", fleet.Client.DeleteInstance, request, table)
+	return a.thenWaitUntilGone(cmd.Context(), flags, request.GetInstanceId(), err)
 }
 
 func (a *app) instanceProtectCommand() *cobra.Command {
@@ -115,19 +107,12 @@ that is not preserved is refused: "instance delete" deletes it.
 when the VM is gone.`,
 		Example: `  nstance-admin instance release wrk06bgm7733st2576nx5jht4ecjw --yes`,
 	}
-	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, true)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &nstancev1.ReleaseInstanceRequest{InstanceId: args[0]}
-		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request))
-		if done || err != nil {
-			return err
-		}
-		err = ask(cmd.Context(), a, s, *f, "releasing in", fleet.Client.ReleaseInstance, request,
+		err := change(cmd, a, flags, "releasing in", fleet.Client.ReleaseInstance,
+			&nstancev1.ReleaseInstanceRequest{InstanceId: args[0]},
 			lines(stateLine[*nstancev1.ReleaseInstanceResponse]))
-		if err != nil || !patient.wait {
-			return err
-		}
-		return a.waitUntilGone(cmd.Context(), s, patient, args[0])
+		return a.thenWaitUntilGone(cmd.Context(), flags, args[0], err)
 	}
 	return cmd
 }

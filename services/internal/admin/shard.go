@@ -147,13 +147,9 @@ of the election for 15 s. If the shard has no other server, the former leader le
 after this time. The command needs an identity with the role admin.`,
 		Example: `  nstance-admin server step-down --shard us-west-2a`,
 	}
-	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, false)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(&nstancev1.StepDownRequest{}))
-		if done || err != nil {
-			return err
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.StepDown, &nstancev1.StepDownRequest{},
+		return change(cmd, a, flags, "asking", fleet.Client.StepDown, &nstancev1.StepDownRequest{},
 			lines(func(answer fleet.Answer[*nstancev1.StepDownResponse]) string {
 				return fmt.Sprintf("%s: %s steps down, term %d ends; %s takes over", answer.Shard,
 					answer.Message.GetLeaderId(), answer.Message.GetTerm(),
@@ -209,17 +205,13 @@ arguments, give all VMs that "orphans list" shows. If the shard's orphans are no
 exactly these VMs, the leader refuses this confirmation. The leader does not drain orphans
 before it terminates them.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
-	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
+	flags := changeFlags(cmd, confirmFlags, false)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if s.all {
+		if flags.scope.all {
 			return usagef("--all-shards: confirm the orphans of one shard at a time")
 		}
-		request := &nstancev1.ConfirmOrphansRequest{ProviderIds: args}
-		done, err := a.confirmPlanned(cmd, s, confirm, *f, previewOf(request))
-		if done || err != nil {
-			return err
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ConfirmOrphans, request,
+		return change(cmd, a, flags, "asking", fleet.Client.ConfirmOrphans,
+			&nstancev1.ConfirmOrphansRequest{ProviderIds: args},
 			lines(func(answer fleet.Answer[*nstancev1.ConfirmOrphansResponse]) string {
 				return fmt.Sprintf("%s: %s may be terminated", answer.Shard,
 					count(answer.Message.GetConfirmed(), "VM"))

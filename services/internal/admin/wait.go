@@ -46,22 +46,21 @@ the progress on standard error. If the wait takes longer than --timeout, or the 
 has returned to its last good configuration, the exit status is 1.`,
 		Example: `  nstance-admin group wait workers --shard us-west-2a --timeout 30m`,
 	}
-	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
-	patient.addTimeout(cmd)
+	flags := &changer{scope: scopeFlags(cmd), patient: &patienceFlags{wait: true}, confirm: new(confirmation)}
+	flags.patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], nil)
+		return a.thenWaitForGroup(cmd.Context(), flags, args[0], nil)
 	}
 	return cmd
 }
 
 // thenWaitForGroup waits until a change of a group has taken effect, if the flags ask for that and the change
 // succeeded.
-func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceFlags, name string,
-	changed error) error {
-	if changed != nil || !patient.wait {
+func (a *app) thenWaitForGroup(ctx context.Context, c *changer, name string, changed error) error {
+	if changed != nil || !c.patient.wait || c.confirm.dryRun {
 		return changed
 	}
-	return a.await(ctx, s, patient, "nstance-admin explain group "+name,
+	return a.await(ctx, c.scope, c.patient, "nstance-admin explain group "+name,
 		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
 			answer := fleet.Call(ctx, f, []string{shard}, fleet.Client.ListGroups,
 				&nstancev1.ListGroupsRequest{Group: name})[0]
@@ -84,9 +83,12 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 		})
 }
 
-// waitUntilGone waits until an instance is deleted.
-func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlags, id string) error {
-	return a.await(ctx, s, patient, "nstance-admin explain instance "+id,
+// thenWaitUntilGone waits until an instance is deleted, under the same conditions.
+func (a *app) thenWaitUntilGone(ctx context.Context, c *changer, id string, changed error) error {
+	if changed != nil || !c.patient.wait || c.confirm.dryRun {
+		return changed
+	}
+	return a.await(ctx, c.scope, c.patient, "nstance-admin explain instance "+id,
 		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
 			answer := fleet.Call(ctx, f, []string{shard}, fleet.Client.GetInstanceStatus,
 				&nstancev1.GetInstanceStatusRequest{InstanceId: id})[0]

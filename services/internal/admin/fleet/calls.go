@@ -363,14 +363,21 @@ func (c Changed) MarshalJSON() ([]byte, error) {
 	return object(c.Outcome, before, c.Message)
 }
 
+// Edit is a change of a group that depends on what the group is before: a [Scaling] or a [Reset].
+type Edit interface {
+	// of returns the shards to which the change applies, and the change in each of them.
+	of(ctx context.Context, f *Fleet, shards []string) ([]string, edit)
+}
+
 // edit returns a group of a shard, and the request for its change.
 type edit func(ctx context.Context, shard string) (*nstancev1.GroupStatus, *nstancev1.UpsertGroupRequest, error)
 
 // editTries is the number of times that a change is repeated because the group changed meanwhile.
 const editTries = 5
 
-// edit changes a group of each shard.
-func (f *Fleet) edit(ctx context.Context, shards []string, edit edit) []Changed {
+// Edit changes a group of each shard. The group must exist. Concurrent changes of other fields are kept.
+func (f *Fleet) Edit(ctx context.Context, shards []string, e Edit) []Changed {
+	shards, edit := e.of(ctx, f, shards)
 	return each(ctx, shards, func(ctx context.Context, shard string, into *Changed) (err error) {
 		for range editTries {
 			var request *nstancev1.UpsertGroupRequest
@@ -386,9 +393,11 @@ func (f *Fleet) edit(ctx context.Context, shards []string, edit edit) []Changed 
 	})
 }
 
-// Scaling is a new size of a group.
+// Scaling is a new size of a group. If it is a change of the present size, no concurrent change of the size is lost. If
+// it is a total and any shard does not answer, nothing changes.
 type Scaling struct {
-	Size int
+	Group string
+	Size  int
 	// By means that Size is added to the present size.
 	By bool
 	// Total means that Size is divided evenly over the shards that have the group. If there is a remainder, the first
@@ -400,8 +409,8 @@ type Scaling struct {
 	Until time.Time
 }
 
-// of returns the new size of a group.
-func (s Scaling) of(shard string, group *nstancev1.GroupStatus) (uint32, error) {
+// sizeOf returns the new size of a group.
+func (s Scaling) sizeOf(shard string, group *nstancev1.GroupStatus) (uint32, error) {
 	size := s.Size
 	if s.By {
 		size += int(group.GetSize())
@@ -413,17 +422,8 @@ func (s Scaling) of(shard string, group *nstancev1.GroupStatus) (uint32, error) 
 	return uint32(size), nil
 }
 
-// Scale changes only a group's desired size. The group must exist. Concurrent changes of other fields are kept. If the
-// size is a change of the present one, no concurrent change of the size is lost. If the size is a total and any shard
-// does not answer, Scale changes nothing.
-func (f *Fleet) Scale(ctx context.Context, shards []string, name string, scaling Scaling) []Changed {
-	shards, edit := f.scale(ctx, shards, name, scaling)
-	return f.edit(ctx, shards, edit)
-}
-
-// scale returns the shards to which a scaling applies, and the change of the group in each of them.
-func (f *Fleet) scale(ctx context.Context, shards []string, name string, scaling Scaling) ([]string, edit) {
-	shards, sizes, failed := f.divide(ctx, shards, name, scaling)
+func (s Scaling) of(ctx context.Context, f *Fleet, shards []string) ([]string, edit) {
+	shards, sizes, failed := f.divide(ctx, shards, s)
 	if failed != nil {
 		shards = []string{failed.Shard}
 	}
@@ -432,27 +432,27 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, scaling
 		if failed != nil {
 			return nil, nil, failed.Err
 		}
-		return f.scaleRequest(ctx, shard, name, sizes[shard])
+		return f.scaleRequest(ctx, shard, sizes[shard])
 	}
 }
 
 // scaleRequest returns the group before a change of its size, and the request for the change.
-func (f *Fleet) scaleRequest(ctx context.Context, shard, name string, scaling Scaling) (*nstancev1.GroupStatus,
+func (f *Fleet) scaleRequest(ctx context.Context, shard string, scaling Scaling) (*nstancev1.GroupStatus,
 	*nstancev1.UpsertGroupRequest, error) {
-	before, err := f.group(ctx, shard, name)
+	before, err := f.group(ctx, shard, scaling.Group)
 	if err != nil {
 		return nil, nil, err
 	}
 	if before.GetDeleting() {
 		return nil, nil, refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
-			"group %q is being deleted", name)
+			"group %q is being deleted", scaling.Group)
 	}
-	to, err := scaling.of(shard, before)
+	to, err := scaling.sizeOf(shard, before)
 	if err != nil {
 		return nil, nil, err
 	}
 	size := int(to)
-	request := &nstancev1.UpsertGroupRequest{Group: name, MustExist: true, Pin: &scaling.Pin,
+	request := &nstancev1.UpsertGroupRequest{Group: scaling.Group, MustExist: true, Pin: &scaling.Pin,
 		Patch: config.PatchOf(config.GroupSpec{Size: &size}).JSON()}
 	if !scaling.Until.IsZero() {
 		request.Until = timestamppb.New(scaling.Until)
@@ -465,7 +465,7 @@ func (f *Fleet) scaleRequest(ctx context.Context, shard, name string, scaling Sc
 
 // divide returns the shards to which a scaling applies, and the scaling of each of them. failed is the error of a shard
 // that does not answer.
-func (f *Fleet) divide(ctx context.Context, shards []string, name string, scaling Scaling) (with []string,
+func (f *Fleet) divide(ctx context.Context, shards []string, scaling Scaling) (with []string,
 	sizes map[string]Scaling, failed *Outcome) {
 	sizes = map[string]Scaling{}
 	for _, shard := range shards {
@@ -474,7 +474,7 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, scalin
 	if !scaling.Total {
 		return shards, sizes, nil
 	}
-	for _, answer := range Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name}) {
+	for _, answer := range Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: scaling.Group}) {
 		switch {
 		case answer.Err == nil:
 			with = append(with, answer.Shard)
@@ -487,7 +487,7 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, scalin
 		if n < scaling.Size%len(with) {
 			size++
 		}
-		sizes[shard] = Scaling{Size: size, Pin: scaling.Pin, Until: scaling.Until}
+		sizes[shard] = Scaling{Group: scaling.Group, Size: size, Pin: scaling.Pin, Until: scaling.Until}
 	}
 	if len(with) == 0 {
 		with = shards // which say that there is no such group
@@ -495,16 +495,16 @@ func (f *Fleet) divide(ctx context.Context, shards []string, name string, scalin
 	return with, sizes, nil
 }
 
-// MakesSmaller reports whether [Fleet.Scale] would make a group smaller in any shard. It ignores shards that fail.
-func (f *Fleet) MakesSmaller(ctx context.Context, shards []string, name string, scaling Scaling) bool {
-	shards, sizes, _ := f.divide(ctx, shards, name, scaling)
-	answers := Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name})
+// MakesSmaller reports whether a scaling would make its group smaller in any shard. It ignores shards that fail.
+func (f *Fleet) MakesSmaller(ctx context.Context, shards []string, scaling Scaling) bool {
+	shards, sizes, _ := f.divide(ctx, shards, scaling)
+	answers := Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: scaling.Group})
 	return slices.ContainsFunc(answers, func(a Answer[*nstancev1.ListGroupsResponse]) bool {
 		if a.Err != nil {
 			return false
 		}
 		group := a.Message.GetGroups()[0]
-		to, err := sizes[a.Shard].of(a.Shard, group)
+		to, err := sizes[a.Shard].sizeOf(a.Shard, group)
 		return err == nil && to < group.GetSize()
 	})
 }

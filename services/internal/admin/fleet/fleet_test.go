@@ -220,7 +220,8 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// Scale changes only the group's size. If another client changes other fields at the same time, these changes remain.
+// A scaling changes only the group's size. If another client changes other fields at the same time, these changes
+// remain.
 func TestScaleIsSafe(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()
@@ -232,7 +233,7 @@ func TestScaleIsSafe(t *testing.T) {
 		return nil
 	}
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
-	answers := f.Scale(t.Context(), []string{"a"}, "workers", fleet.Scaling{Size: 5})
+	answers := f.Edit(t.Context(), []string{"a"}, fleet.Scaling{Group: "workers", Size: 5})
 	if failed := fleet.Failed(answers); failed != nil {
 		t.Fatal(failed)
 	}
@@ -244,14 +245,14 @@ func TestScaleIsSafe(t *testing.T) {
 		MustExist: true, Pin: new(bool)}, api.Upserts[0], protocmp.Transform()); diff != "" {
 		t.Error("it asked for more than a size:", diff)
 	}
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "nobody",
-		fleet.Scaling{Size: 6})); len(failed) != 1 ||
+	if failed := fleet.Failed(f.Edit(t.Context(), []string{"a"},
+		fleet.Scaling{Group: "nobody", Size: 6})); len(failed) != 1 ||
 		failed[0].Code != codes.NotFound {
 		t.Error(failed)
 	}
 	api.Do(func() { api.Groups[0].Deleting = true })
-	if failed := fleet.Failed(f.Scale(t.Context(), []string{"a"}, "workers",
-		fleet.Scaling{Size: 6})); len(failed) != 1 ||
+	if failed := fleet.Failed(f.Edit(t.Context(), []string{"a"},
+		fleet.Scaling{Group: "workers", Size: 6})); len(failed) != 1 ||
 		failed[0].Code != codes.FailedPrecondition {
 		t.Error(failed)
 	}

@@ -29,18 +29,9 @@ func (f *Fleet) Explain(ctx context.Context, shards []string, request proto.Mess
 	return previews
 }
 
-// ExplainScale returns what leaders would do after [Fleet.Scale].
-func (f *Fleet) ExplainScale(ctx context.Context, shards []string, name string, scaling Scaling) []Preview {
-	shards, edit := f.scale(ctx, shards, name, scaling)
-	return f.explainEdit(ctx, shards, edit)
-}
-
-// ExplainReset returns what leaders would do after [Fleet.Reset].
-func (f *Fleet) ExplainReset(ctx context.Context, shards []string, name string, patch config.Patch) []Preview {
-	return f.explainEdit(ctx, shards, f.reset(name, patch))
-}
-
-func (f *Fleet) explainEdit(ctx context.Context, shards []string, edit edit) []Preview {
+// ExplainEdit returns what leaders would do after [Fleet.Edit].
+func (f *Fleet) ExplainEdit(ctx context.Context, shards []string, e Edit) []Preview {
+	shards, edit := e.of(ctx, f, shards)
 	return f.explain(ctx, shards, func(ctx context.Context, shard string) (proto.Message, error) {
 		_, request, err := edit(ctx, shard)
 		return request, err

@@ -60,11 +60,11 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.RollGroup,
 			&nstancev1.RollGroupRequest{Group: name}))
 	case "reset":
-		patch, patchErr := fleet.ResetPatch(nil)
-		if patchErr != nil {
-			return detail, "", patchErr
+		reset, resetErr := fleet.NewReset(name)
+		if resetErr != nil {
+			return detail, "", resetErr
 		}
-		err = errorOf(p.Fleet.Reset(r.Context(), only, name, patch))
+		err = errorOf(p.Fleet.Edit(r.Context(), only, reset))
 	case "scale":
 		size, parseErr := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
 		if parseErr != nil {
@@ -72,7 +72,7 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 				"Go back and type a number from 0 to 2147483647."}
 		}
 		detail = fmt.Sprintf("%s to size %d", detail, size)
-		err = errorOf(p.Fleet.Scale(r.Context(), only, name, fleet.Scaling{Size: int(size)}))
+		err = errorOf(p.Fleet.Edit(r.Context(), only, fleet.Scaling{Group: name, Size: int(size)}))
 	default:
 		return detail, "", &httpError{http.StatusNotFound, "There is no such action.", ""}
 	}
