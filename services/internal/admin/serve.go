@@ -140,7 +140,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	}
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 	request := 2 * s.timeout // to read a group and to change it
-	page := web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: tokens, Version: a.version, Timeout: request,
+	page, follow := web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: tokens, Version: a.version, Timeout: request,
 		Now: a.Now, Log: log})
 	mux := http.NewServeMux()
 	mux.Handle(web.Path, page)
@@ -174,7 +174,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 			return ignoreClosed(server.ServeTLS(listener, o.certFile, o.keyFile))
 		}
 		return ignoreClosed(server.Serve(listener))
-	}, page.Run, func(ctx context.Context) error {
+	}, follow, func(ctx context.Context) error {
 		<-ctx.Done()
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 		defer cancel()

@@ -30,25 +30,22 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 	live := p.liveURL(nil)
 	names := p.Fleet.Shards()
 	view := configView{Shards: make([]shardConfig, len(names)), NoBucket: p.Bucket == nil}
+	groups := start(p, r, names, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
 	var wg sync.WaitGroup
 	if p.Bucket != nil {
 		for i, name := range names {
 			wg.Go(func() { view.Shards[i].Comparison, view.Shards[i].CompareErr = p.compare(r, name) })
 		}
 	}
-	wg.Go(func() {
-		for i, answer := range fleet.Call(r.Context(), p.Fleet, names, fleet.Client.ListGroups,
-			&nstancev1.ListGroupsRequest{}) {
-			view.Shards[i].Groups = answer.Message.GetGroups()
-		}
-	})
 	for i, answer := range fleet.Call(r.Context(), p.Fleet, names, fleet.Client.GetConfigStatus,
 		&nstancev1.GetConfigStatusRequest{}) {
 		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Message
 		if answer.Err != nil {
-			problem := errorView(answer.Err)
-			view.Shards[i].Err = &problem
+			view.Shards[i].Err = errorView(answer.Err)
 		}
+	}
+	for i, answer := range groups() {
+		view.Shards[i].Groups = answer.Message.GetGroups()
 	}
 	wg.Wait()
 	return p.renderLive(w, r, http.StatusOK, "config", "Configuration", live, view)

@@ -26,7 +26,7 @@ type eventsView struct {
 	Kinds   []record.EventKind
 	Periods []period
 	Events  []entry
-	Failed  []problem
+	Failed  []*problem
 	// Earlier is the address of the page with older events; empty if there are none.
 	Earlier string
 }
@@ -73,9 +73,14 @@ func readFilter(query url.Values) eventFilter {
 
 // query returns the filter as query parameters of a page's address.
 func (f eventFilter) query() url.Values {
+	return queryOf(map[string]string{"shard": f.Shard, "group": f.Group, "instance": f.Instance, "kind": f.Kind,
+		"cause": f.Cause, "period": f.Period, "since": f.Since, "until": f.Until})
+}
+
+// queryOf returns the parameters that are not empty.
+func queryOf(parameters map[string]string) url.Values {
 	query := url.Values{}
-	for name, value := range map[string]string{"shard": f.Shard, "group": f.Group, "instance": f.Instance,
-		"kind": f.Kind, "cause": f.Cause, "period": f.Period, "since": f.Since, "until": f.Until} {
+	for name, value := range parameters {
 		if value != "" {
 			query.Set(name, value)
 		}
@@ -135,13 +140,6 @@ func (f eventFilter) matches(shard string, e *nstancev1.JournalEvent) bool {
 		(f.Cause == "" || f.Cause == e.GetCause())
 }
 
-// history returns the events in the journals of shards.
-func (p *page) history(r *http.Request, shards []string, filter *nstancev1.EventFilter,
-	until *timestamppb.Timestamp) []fleet.Answer[*nstancev1.ListEventsResponse] {
-	return fleet.Call(r.Context(), p.Fleet, shards, fleet.Client.ListEvents,
-		&nstancev1.ListEventsRequest{Filter: filter, Until: until})
-}
-
 func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 	filter := readFilter(r.URL.Query())
 	request, err := filter.journal(p.Now())
@@ -162,7 +160,7 @@ func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 		live = p.liveURL(query)
 	}
 	view := eventsView{Filter: filter, Shards: p.Fleet.Shards(), Kinds: record.EventKinds(), Periods: periods}
-	for _, answer := range p.history(r, shards, request.GetFilter(), request.GetUntil()) {
+	for _, answer := range fleet.Call(r.Context(), p.Fleet, shards, fleet.Client.ListEvents, request) {
 		if answer.Err != nil {
 			view.Failed = append(view.Failed, lastKnown(answer.Outcome))
 		}

@@ -100,10 +100,12 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 	now := p.Now()
 	var replaced []*replacement
 	unread := 0
-	for _, s := range v.Shards {
+	for i := range v.Shards {
+		s := &v.Shards[i]
 		v.Alerts = append(v.Alerts, s.Alerts...)
 		p.hub.read(s.Shard, func(h *history) {
-			replaced = append(replaced, h.replacements("", now.Add(-day))...)
+			done := h.replacements("", now.Add(-day))
+			s.Replacements, replaced = newStatistics(done), append(replaced, done...)
 			if !h.read {
 				unread++
 			}
@@ -130,7 +132,7 @@ func (p *page) fleetOf(r *http.Request, names []string) fleetView {
 
 // lastKnown describes the failure of a shard's leader to answer. If there is an answer all the same, it says what the
 // answer is.
-func lastKnown(o fleet.Outcome) problem {
+func lastKnown(o fleet.Outcome) *problem {
 	view := errorView(o.Err)
 	if o.LastKnown != nil {
 		view.Message += ". What is shown is " + lastKnownText(*o.LastKnown) + "."
@@ -339,21 +341,13 @@ func toneOf(wrong bool, otherwise string) string {
 
 // shards queries the named shards and returns one view for each of them.
 func (p *page) shards(r *http.Request, names []string) []shardView {
-	var statuses []fleet.Answer[*nstancev1.GetShardStatusResponse]
-	var groups []fleet.Answer[*nstancev1.ListGroupsResponse]
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		statuses = fleet.Call(r.Context(), p.Fleet, names, fleet.Client.GetShardStatus,
-			&nstancev1.GetShardStatusRequest{})
-	})
-	wg.Go(func() {
-		groups = fleet.Call(r.Context(), p.Fleet, names, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
-	})
-	wg.Wait()
+	begun := start(p, r, names, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{})
+	groups := fleet.Call(r.Context(), p.Fleet, names, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
+	statuses := begun()
 	views := make([]shardView, len(names))
 	for i, name := range names {
 		view := shardView{Shard: name, Status: statuses[i].Message, Groups: groups[i].Message.GetGroups(),
-			Alerts: p.hub.alerts(name, ""), Replacements: p.hub.statistics(name, "")}
+			Alerts: p.hub.alerts(name, "")}
 		if groups[i].LastKnown != nil {
 			view.LastKnown = lastKnownText(*groups[i].LastKnown)
 		}
@@ -367,9 +361,7 @@ func (p *page) shards(r *http.Request, names []string) []shardView {
 		}
 		for _, err := range []*fleet.Error{statuses[i].Err, groups[i].Err} {
 			if err != nil {
-				problem := errorView(err)
-				view.Err = &problem
-				_, view.LostSince = p.hub.lost(name)
+				view.Err, view.LostSince = errorView(err), p.hub.lost(name)
 			}
 		}
 		views[i] = view
@@ -377,6 +369,7 @@ func (p *page) shards(r *http.Request, names []string) []shardView {
 	if p.Bucket == nil {
 		return views
 	}
+	var wg sync.WaitGroup
 	for i := range views {
 		if view := &views[i]; view.Err != nil && view.Err.Unavailable {
 			wg.Go(func() {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -157,47 +156,33 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 	live := p.liveURL(url.Values{"shard": {shard}, "group": {name}})
 	only := []string{shard}
-	var groups []fleet.Answer[*nstancev1.ListGroupsResponse]
-	var instances []fleet.Answer[*nstancev1.ListInstancesResponse]
-	var plans []fleet.Answer[*nstancev1.ExplainGroupResponse]
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		groups = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ListGroups,
-			&nstancev1.ListGroupsRequest{Group: name})
-	})
-	wg.Go(func() {
-		instances = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ListInstances,
-			&nstancev1.ListInstancesRequest{Group: name})
-	})
-	wg.Go(func() {
-		plans = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ExplainGroup,
-			&nstancev1.ExplainGroupRequest{Group: name})
-	})
-	wg.Wait()
-	for _, answer := range []fleet.Outcome{groups[0].Outcome, instances[0].Outcome} {
+	listed := start(p, r, only, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{Group: name})
+	planned := start(p, r, only, fleet.Client.ExplainGroup, &nstancev1.ExplainGroupRequest{Group: name})
+	group := fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ListGroups,
+		&nstancev1.ListGroupsRequest{Group: name})[0]
+	instances, plan := listed()[0], planned()[0]
+	for _, answer := range []fleet.Outcome{group.Outcome, instances.Outcome} {
 		if answer.Err != nil && answer.LastKnown == nil {
 			return answer.Err
 		}
 	}
-	g := groups[0].Message.GetGroups()[0]
+	g := group.Message.GetGroups()[0]
 	view := &groupView{Shard: shard, Group: g, Settings: config.ReadSettings(g.GetMergedJson()),
 		Alerts: p.hub.alerts(shard, name), Override: overrideOf(g, p.Now()),
 		List: listFilter{r.FormValue("class"), strings.TrimSpace(r.FormValue("search")), r.FormValue("sort"),
 			r.FormValue("period")}}
 	view.Tone, view.Says = groupState(g)
-	view.count(shard, instances[0].Message.GetInstances(), r.FormValue("page"))
-	switch err := plans[0].Err; {
-	case groups[0].LastKnown != nil:
-		known := lastKnown(groups[0].Outcome)
-		view.PlanErr, view.Tone, view.Says = &known, "bad", "the shard has no leader"
-	case err != nil:
-		problem := errorView(err)
-		view.PlanErr = &problem
+	view.count(shard, instances.Message.GetInstances(), r.FormValue("page"))
+	switch {
+	case group.LastKnown != nil:
+		view.PlanErr, view.Tone, view.Says = lastKnown(group.Outcome), "bad", "the shard has no leader"
+	case plan.Err != nil:
+		view.PlanErr = errorView(plan.Err)
 	default:
-		view.Plan = plans[0].Message
+		view.Plan = plan.Message
 		view.Rules = countRules(view.Plan.GetInstances())
 	}
-	if g.GetScaling() != nil && groups[0].LastKnown == nil {
+	if g.GetScaling() != nil && group.LastKnown == nil {
 		// A server of an earlier version has no history.
 		view.Scaling = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetScalingHistory,
 			&nstancev1.GetScalingHistoryRequest{Group: name})[0].Message
@@ -215,7 +200,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	view.Done = view.Done[:min(len(view.Done), maxReplacements)]
 	view.Stats = view.stats(replaced)
 	view.Plots = p.plots(r, []shardView{{Shard: shard}}, view)
-	view.MayChange, view.Result = clientOf(r).MayChange() && groups[0].LastKnown == nil, doneText(r.FormValue("done"))
+	view.MayChange, view.Result = clientOf(r).MayChange() && group.LastKnown == nil, doneText(r.FormValue("done"))
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 
@@ -409,15 +394,9 @@ func (v *groupView) Columns() (columns []column) {
 
 // url returns the address of one page of the list.
 func (f listFilter) url(page int) string {
-	query := url.Values{}
+	query := queryOf(map[string]string{"class": f.Class, "search": f.Search, "sort": f.Sort, "period": f.Period})
 	if page > 1 {
 		query.Set("page", strconv.Itoa(page))
-	}
-	for name, value := range map[string]string{"class": f.Class, "search": f.Search, "sort": f.Sort,
-		"period": f.Period} {
-		if value != "" {
-			query.Set(name, value)
-		}
 	}
 	return "?" + query.Encode() + "#instances"
 }

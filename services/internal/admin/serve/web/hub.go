@@ -33,10 +33,8 @@ type hub struct {
 // followed is what the hub knows about one shard.
 type followed struct {
 	alerts map[alertKey]alert
-	// lost is the reason why the hub does not receive the shard's events, or nil if it receives them. since is the time
-	// at which lost was set.
-	lost    *fleet.Error
-	since   time.Time
+	// lost is the time since which the hub does not receive the shard's events. It is zero if the hub receives them.
+	lost    time.Time
 	history history
 }
 
@@ -76,8 +74,8 @@ func newHub(f *fleet.Fleet, now func() time.Time) *hub {
 // retryPause is the time between two attempts to follow a shard after a refusal or a lost stream of its journal.
 const retryPause = 2 * time.Second
 
-// run follows the shards until ctx ends. Call it once.
-func (h *hub) run(ctx context.Context) {
+// run follows the shards until ctx ends, and then returns nil. Call it once.
+func (h *hub) run(ctx context.Context) error {
 	defer close(h.ended)
 	var wg sync.WaitGroup
 	for shard := range h.shards {
@@ -85,6 +83,7 @@ func (h *hub) run(ctx context.Context) {
 		wg.Go(func() { h.followJournal(ctx, shard) })
 	}
 	wg.Wait()
+	return nil
 }
 
 func (h *hub) followState(ctx context.Context, shard string) {
@@ -93,8 +92,8 @@ func (h *hub) followState(ctx context.Context, shard string) {
 		// identity has expired. Try again after a pause.
 		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
 			Event: func(e fleet.Event) { h.addEvent(e) },
-			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
-			Found: func(shard string) { h.setLost(shard, nil) },
+			Lost:  func(*fleet.Error, time.Duration) { h.setLost(shard, h.now()) },
+			Found: func(shard string) { h.setLost(shard, time.Time{}) },
 		})
 		_ = tasks.Sleep(ctx, retryPause)
 	}
@@ -150,8 +149,8 @@ func (h *hub) addEvent(e fleet.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.shards[e.Shard]
-	if s.lost != nil { // the first event after the shard refused
-		s.lost = nil
+	if !s.lost.IsZero() { // the first event after the shard refused
+		s.lost = time.Time{}
 		h.publish(change{shard: e.Shard})
 	}
 	if err := e.Error.Of; err != nil {
@@ -168,16 +167,15 @@ func (h *hub) addEvent(e fleet.Event) {
 	h.publish(change{shard: e.Shard, event: &e})
 }
 
-// setLost records err as the reason why a shard cannot be followed. A nil err means that the shard is followed again.
-// setLost also forgets the shard's alerts. A new connection begins with the alerts that are active then.
-func (h *hub) setLost(shard string, err *fleet.Error) {
+// setLost records since when a shard cannot be followed. The zero time means that the shard is followed again. setLost
+// also forgets the shard's alerts. A new connection begins with the alerts that are active then.
+func (h *hub) setLost(shard string, since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.shards[shard]
-	if s.lost == nil {
-		s.since = h.now()
+	if s.lost.IsZero() || since.IsZero() {
+		s.lost = since
 	}
-	s.lost = err
 	clear(s.alerts)
 	h.publish(change{shard: shard})
 }
@@ -240,20 +238,11 @@ func (h *hub) alerts(shard, group string) []alert {
 	return alerts
 }
 
-// lost returns the reason why the shard cannot be followed, and when that began. The reason is nil while the shard is
-// followed.
-func (h *hub) lost(shard string) (*fleet.Error, time.Time) {
+// lost returns the time since which the shard cannot be followed.
+func (h *hub) lost(shard string) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.shards[shard].lost, h.shards[shard].since
-}
-
-// statistics returns the statistics of the replacements of the last day in a shard, or in one group if group is not
-// empty.
-func (h *hub) statistics(shard, group string) statistics {
-	var s statistics
-	h.read(shard, func(of *history) { s = newStatistics(of.replacements(group, h.now().Add(-day))) })
-	return s
+	return h.shards[shard].lost
 }
 
 // read calls f with the history of a shard. f must not keep the history, but may keep finished replacements, which do

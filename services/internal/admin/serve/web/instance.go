@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -64,45 +63,33 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 	}
 	live := p.liveURL(url.Values{"shard": {shard}, "instance": {id.String()}})
 	only := []string{shard}
-	var instances []fleet.Answer[*nstancev1.GetInstanceStatusResponse]
-	var plans []fleet.Answer[*nstancev1.ExplainGroupResponse]
-	var events []fleet.Answer[*nstancev1.ListEventsResponse]
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		instances = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetInstanceStatus,
-			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
-	})
-	wg.Go(func() {
-		plans = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ExplainGroup,
-			&nstancev1.ExplainGroupRequest{InstanceId: id.String()})
-	})
-	wg.Go(func() { events = p.history(r, only, &nstancev1.EventFilter{InstanceId: id.String()}, nil) })
-	wg.Wait()
+	planned := start(p, r, only, fleet.Client.ExplainGroup, &nstancev1.ExplainGroupRequest{InstanceId: id.String()})
+	happened := start(p, r, only, fleet.Client.ListEvents, &nstancev1.ListEventsRequest{
+		Filter: &nstancev1.EventFilter{InstanceId: id.String()}})
+	instance := fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetInstanceStatus,
+		&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})[0]
+	plan, life := planned()[0], happened()[0].Message.GetEvents()
 	view := instanceView{Shard: shard, MayChange: clientOf(r).MayChange(), Confirm: lastCharacters(id),
 		Done: doneText(r.FormValue("done"))}
-	life := events[0].Message.GetEvents()
-	switch i := instances[0].Message.GetInstance(); {
-	case instances[0].LastKnown != nil:
-		known := lastKnown(instances[0].Outcome)
-		view.Known, view.row, view.MayChange = &known, row{shard, classOf(i), i}, false
-	case instances[0].Err == nil:
+	switch i := instance.Message.GetInstance(); {
+	case instance.LastKnown != nil:
+		view.Known, view.row, view.MayChange = lastKnown(instance.Outcome), row{shard, classOf(i), i}, false
+	case instance.Err == nil:
 		view.row = row{shard, classOf(i), i}
 	case len(life) == 0:
-		return instances[0].Err
+		return instance.Err
 	default:
-		problem := errorView(instances[0].Err)
-		view.Missing = &problem
+		view.Missing = errorView(instance.Err)
 		view.row = row{shard, "unknown", &nstancev1.InstanceStatus{InstanceId: id.String(), Group: life[0].GetGroup()}}
 	}
-	if plan := plans[0].Message; plans[0].Err == nil {
-		view.Actions, view.Verdict = plan.GetActions(), plan.GetInstances()[0]
+	if plan.Err == nil {
+		view.Actions, view.Verdict = plan.Message.GetActions(), plan.Message.GetInstances()[0]
 	}
 	if view.MayChange && view.Missing == nil && (view.Verdict.GetLate() || r.FormValue("console") != "") {
 		console := fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetInstanceConsole,
 			&nstancev1.GetInstanceConsoleRequest{InstanceId: id.String(), Lines: consoleLines})[0]
 		if view.Console = console.Message; console.Err != nil {
-			problem := errorView(console.Err)
-			view.Console, view.ConsoleErr = nil, &problem
+			view.Console, view.ConsoleErr = nil, errorView(console.Err)
 		}
 	}
 	p.addLife(r, &view, life)
@@ -129,10 +116,12 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 			view.Predecessor = e.GetReplaces()
 		}
 	}
-	only := []string{view.row.Shard}
+	history := func(filter *nstancev1.EventFilter) []*nstancev1.JournalEvent {
+		return fleet.Call(r.Context(), p.Fleet, []string{view.row.Shard}, fleet.Client.ListEvents,
+			&nstancev1.ListEventsRequest{Filter: filter})[0].Message.GetEvents()
+	}
 	if view.Predecessor != "" {
-		before := p.history(r, only, &nstancev1.EventFilter{InstanceId: view.Predecessor}, nil)[0]
-		for _, e := range before.Message.GetEvents() {
+		for _, e := range history(&nstancev1.EventFilter{InstanceId: view.Predecessor}) {
 			switch e.GetKind() {
 			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_recommendation",
 				"instance_maintenance", "instance_pending_deletion":
@@ -142,9 +131,8 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 		}
 	}
 	if len(events) > 0 && view.GetGroup() != "" {
-		filter := &nstancev1.EventFilter{Group: view.GetGroup(), Kinds: []string{"instance_creating"},
-			Since: events[0].GetAt()}
-		for _, e := range p.history(r, only, filter, nil)[0].Message.GetEvents() {
+		for _, e := range history(&nstancev1.EventFilter{Group: view.GetGroup(), Kinds: []string{"instance_creating"},
+			Since: events[0].GetAt()}) {
 			if e.GetReplaces() == view.GetInstanceId() {
 				view.Successor = e.GetInstanceId()
 				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind()),

@@ -228,21 +228,21 @@ func segments(counts ...count) []segment {
 
 // problem contains what a page shows about an error.
 type problem struct {
-	status                int
-	Shard, Message, Hint  string
-	Unavailable, Standing bool
+	status               int
+	Shard, Message, Hint string
+	Unavailable          bool
 }
 
 // errorView returns the view of an error.
-func errorView(err error) problem {
+func errorView(err error) *problem {
 	var own *httpError
 	var shard *fleet.Error
 	switch {
 	case errors.As(err, &own):
-		return problem{status: own.status, Message: own.message, Hint: own.hint}
+		return &problem{status: own.status, Message: own.message, Hint: own.hint}
 	case errors.As(err, &shard):
-		return problem{status: httpapi.StatusOf(shard.Code), Shard: shard.Shard, Message: shard.Message,
+		return &problem{status: httpapi.StatusOf(shard.Code), Shard: shard.Shard, Message: shard.Message,
 			Hint: shard.Hint, Unavailable: shard.Code == codes.Unavailable || shard.Code == codes.DeadlineExceeded}
 	}
-	return problem{status: http.StatusInternalServerError, Message: fmt.Sprint(err)}
+	return &problem{status: http.StatusInternalServerError, Message: fmt.Sprint(err)}
 }

@@ -24,7 +24,11 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -62,18 +66,6 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Page serves the page. It is safe for concurrent use.
-type Page struct {
-	http.Handler
-	hub *hub
-}
-
-// Run follows the shards until ctx ends. Until it is called, pages show no alerts and receive no changes.
-func (p *Page) Run(ctx context.Context) error {
-	p.hub.run(ctx)
-	return nil
-}
-
 type page struct {
 	Options
 	hub         *hub
@@ -84,8 +76,9 @@ type page struct {
 	assets      string // hash of the assets, part of their URLs
 }
 
-// New returns the page.
-func New(options Options) *Page {
+// New returns the page, and a function that follows the shards until ctx ends and then returns nil. Until it is called,
+// pages show no alerts and receive no changes.
+func New(options Options) (handler http.Handler, run func(ctx context.Context) error) {
 	hub := newHub(options.Fleet.Live(), options.Now)
 	p := &page{Options: options, hub: hub, turns: make(chan struct{}, maxRequests),
 		live: make(chan struct{}, maxLive), process: rand.Text()[:8]}
@@ -100,7 +93,7 @@ func New(options Options) *Page {
 	cross.SetDenyHandler(p.answer(func(http.ResponseWriter, *http.Request) error {
 		return &httpError{http.StatusForbidden, "A form of another site was refused.", ""}
 	}))
-	return &Page{p.guard(cross.Handler(mux)), p.hub}
+	return p.guard(cross.Handler(mux)), p.hub.run
 }
 
 // route is a page, a form, or another answer. The path is relative to Path.
@@ -220,6 +213,18 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 		if err := do(w, r); err != nil {
 			p.fail(w, r, err)
 		}
+	}
+}
+
+// start begins a call of shards. The function that it returns waits for the answers.
+func start[Q, M proto.Message](p *page, r *http.Request, shards []string,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) func() []fleet.Answer[M] {
+	var answers []fleet.Answer[M]
+	var wg sync.WaitGroup
+	wg.Go(func() { answers = fleet.Call(r.Context(), p.Fleet, shards, method, request) })
+	return func() []fleet.Answer[M] {
+		wg.Wait()
+		return answers
 	}
 }
 

@@ -61,7 +61,8 @@ func shard() *fleettest.Shard {
 
 // site is a page that shows the shards "a" and "b".
 type site struct {
-	page  *web.Page
+	page  http.Handler
+	watch func(context.Context) error
 	fleet *fleet.Fleet
 	a, b  *fleettest.Shard
 	log   *strings.Builder
@@ -99,8 +100,8 @@ func newSiteKnowing(t testing.TB, bucket web.Bucket, known fleet.LastKnown, toke
 			t.Fatal(err)
 		}
 	}
-	s.page = web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: parsed, Version: "1.2.3", Timeout: time.Minute,
-		Now: fleettest.Clock, Log: slog.New(slog.NewTextHandler(s.log, nil))})
+	s.page, s.watch = web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: parsed, Version: "1.2.3",
+		Timeout: time.Minute, Now: fleettest.Clock, Log: slog.New(slog.NewTextHandler(s.log, nil))})
 	return s
 }
 
@@ -111,7 +112,7 @@ func (s *site) run(t testing.TB) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = s.page.Run(ctx) // it returns nil
+		_ = s.watch(ctx) // it returns nil
 	}()
 	t.Cleanup(func() {
 		cancel()

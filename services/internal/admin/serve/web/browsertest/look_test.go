@@ -229,13 +229,13 @@ func serve(t *testing.T, a *fleettest.Shard, tokens string) string {
 			t.Fatal(err)
 		}
 	}
-	page := web.New(web.Options{Fleet: f, Bucket: bucket{}, Tokens: parsed,
+	page, watch := web.New(web.Options{Fleet: f, Bucket: bucket{}, Tokens: parsed,
 		Version: "0.2.0", Timeout: patience, Now: fleettest.Clock, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = page.Run(ctx) // it returns nil
+		_ = watch(ctx) // it returns nil
 	}()
 	server := httptest.NewServer(page)
 	t.Cleanup(func() {
