@@ -13,12 +13,13 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Default lifetimes of certificates.
@@ -308,13 +309,8 @@ func checkText(name, value string, limit int) error {
 	return nil
 }
 
-// dnsPattern matches a DNS name with labels as in RFC 1123. Labels may contain underscores, and the first one may be
-// "*".
-var dnsPattern = regexp.MustCompile(
-	`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
-
 func appendDNS(names []string, name string) ([]string, error) {
-	if len(name) > 253 || !dnsPattern.MatchString(name) {
+	if !ident.IsDNSName(name) {
 		return nil, fmt.Errorf("%q is no DNS name", name)
 	}
 	if slices.Contains(names, name) {

@@ -10,18 +10,14 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	// roll, push, empty and shrink list static groups by name (tenant/name), sorted. In the groups of roll, the infra
-	// hash changed. In those of push, only the runtime hash changed. Groups in empty were removed, groups in shrink
+	// groups are static groups, by name (tenant/name), and templates are templates whose dynamic groups are affected.
+	groups, templates effects
+	// empty, shrink, fewer and renewed list static groups by name, sorted. Groups in empty were removed, groups in shrink
 	// have a smaller size, and groups in fewer have fewer spares. In groups in renewed, spares
 	// wait in another way, or may be too old.
-	roll, push, empty, shrink, fewer, renewed []string
+	empty, shrink, fewer, renewed []string
 
 	created, spares map[string]int // new instances and new spares by static group
-	rollTemplates   []string       // templates with dynamic groups that roll
-	pushTemplates   []string
-	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
-	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
-	leave, leaveTemplates []string
 	// scaling are sentences about groups whose scaling changes.
 	scaling    []string
 	terminates bool
@@ -30,6 +26,24 @@ type Change struct {
 	subnetsUnknown bool
 	// moves is the old and the new zone, if the shard moves to another zone.
 	moves [2]string
+}
+
+// effects lists what a change affects, by name, sorted: roll if the infra hash changed, push if only the runtime hash
+// changed, and leave if the infra hash is unchanged and the pool loses a subnet. Instances in that subnet are replaced.
+type effects struct{ roll, push, leave []string }
+
+// add adds a name to the lists that a change from before to after belongs to.
+func (e *effects) add(name string, before, after Group, subnetsUnknown bool) {
+	if after.InfraHash != before.InfraHash {
+		e.roll = append(e.roll, name)
+		return
+	}
+	if losesSubnet(before, after, subnetsUnknown) {
+		e.leave = append(e.leave, name)
+	}
+	if after.RuntimeHash != before.RuntimeHash {
+		e.push = append(e.push, name)
+	}
 }
 
 // ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of the new configuration
@@ -65,38 +79,20 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			g.Spares.MaxAge > 0 && (old.Spares.MaxAge == 0 || g.Spares.MaxAge < old.Spares.MaxAge)) {
 			out.renewed = append(out.renewed, key.String())
 		}
-		switch {
-		case !still:
+		if still {
+			out.groups.add(key.String(), old, g, subnetsUnknown)
+		} else {
 			out.empty = append(out.empty, key.String())
-		case g.InfraHash != old.InfraHash:
-			out.roll = append(out.roll, key.String())
-		default:
-			if losesSubnet(old, g, subnetsUnknown) {
-				out.leave = append(out.leave, key.String())
-			}
-			if g.RuntimeHash != old.RuntimeHash {
-				out.push = append(out.push, key.String())
-			}
 		}
 	}
-	oldTemplates, newTemplates := ofTemplates(before), ofTemplates(after)
-	for name, old := range oldTemplates {
-		g, still := newTemplates[name]
-		switch {
-		case !still:
-		case g.InfraHash != old.InfraHash:
-			out.rollTemplates = append(out.rollTemplates, name)
-		default:
-			if losesSubnet(old, g, subnetsUnknown) {
-				out.leaveTemplates = append(out.leaveTemplates, name)
-			}
-			if g.RuntimeHash != old.RuntimeHash {
-				out.pushTemplates = append(out.pushTemplates, name)
-			}
+	newTemplates := ofTemplates(after)
+	for name, old := range ofTemplates(before) {
+		if g, still := newTemplates[name]; still {
+			out.templates.add(name, old, g, subnetsUnknown)
 		}
 	}
-	for _, list := range [][]string{out.scaling, out.roll, out.push, out.empty, out.shrink, out.fewer, out.renewed,
-		out.leave, out.rollTemplates, out.pushTemplates, out.leaveTemplates} {
+	for _, list := range [][]string{out.scaling, out.empty, out.shrink, out.fewer, out.renewed, out.groups.roll,
+		out.groups.push, out.groups.leave, out.templates.roll, out.templates.push, out.templates.leave} {
 		slices.Sort(list)
 	}
 	return out
@@ -133,7 +129,7 @@ func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 
 // Rolling returns the static groups in which instances are replaced. The result is sorted.
 func (c Change) Rolling() []string {
-	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
+	return slices.Sorted(slices.Values(slices.Concat(c.groups.roll, c.groups.leave)))
 }
 
 // spares returns how many spares a group has. A group of size 0 has none.
@@ -146,18 +142,18 @@ func spares(g Group) int {
 
 // Destructive reports whether instances are replaced or deleted.
 func (c Change) Destructive() bool {
-	return c.certain() || len(c.leave)+len(c.leaveTemplates) > 0
+	return c.certain() || len(c.groups.leave)+len(c.templates.leave) > 0
 }
 
 // certain reports whether instances are replaced or deleted for another reason than a subnet that leaves its pool.
 func (c Change) certain() bool {
-	return len(c.roll)+len(c.rollTemplates)+len(c.empty)+len(c.shrink)+len(c.fewer) > 0 || c.terminates ||
+	return len(c.groups.roll)+len(c.templates.roll)+len(c.empty)+len(c.shrink)+len(c.fewer) > 0 || c.terminates ||
 		c.moves != [2]string{}
 }
 
 // uncertain reports whether it is not known which subnets leave their pool.
 func (c Change) uncertain() bool {
-	return c.subnetsUnknown && len(c.leave)+len(c.leaveTemplates) > 0 && c.moves == [2]string{}
+	return c.subnetsUnknown && len(c.groups.leave)+len(c.templates.leave) > 0 && c.moves == [2]string{}
 }
 
 // ofTemplates returns one group for each template, by the template's name. The group has only the template's own
@@ -191,7 +187,7 @@ func (c Change) Warning() (summary, detail string) {
 	}
 	say("Instances that were made from another configuration are replaced, in waves of up to max_surge, in the "+
 		"groups: %s.",
-		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
+		"Likewise in dynamic groups with the templates: %s.", c.groups.roll, c.templates.roll)
 	if c.moves != [2]string{} {
 		lines = append(lines, fmt.Sprintf("The shard moves from %q to %q: all its instances are replaced, in waves of "+
 			"up to max_surge, and those in the old place end.", c.moves[0], c.moves[1]))
@@ -202,9 +198,9 @@ func (c Change) Warning() (summary, detail string) {
 			"Instances " +
 			"in subnets that leave their pool are replaced, in waves of up to max_surge: %s."
 	}
-	say(leave, "Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
+	say(leave, "Likewise in dynamic groups with the templates: %s.", c.groups.leave, c.templates.leave)
 	say("Files are pushed to running instances of the groups: %s.",
-		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
+		"Likewise in dynamic groups with the templates: %s.", c.groups.push, c.templates.push)
 	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
 		"removed: %s.", "", c.empty, nil)
 	say("Instances are drained and deleted, unless the size was changed at run time, in the groups that get smaller: "+

@@ -3,8 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -131,33 +131,30 @@ func (c *checker) rules(f field, v reflect.Value, path string) {
 // validateKey checks the names of load balancers, certificates and files. These names are not identifiers, and they are
 // not part of a bucket key.
 func validateKey(what, s string) error {
-	if s == "" || len(s) > 128 {
+	switch {
+	case s == "" || len(s) > 128:
 		return fmt.Errorf("the name of a %s has 1 to 128 characters, not %d", what, len(s))
-	}
-	for i := range len(s) {
-		c := s[i]
-		letter := (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')
-		if !letter && (i == 0 || strings.IndexByte("._-", c) < 0) {
-			return fmt.Errorf(
-				"the name of a %s has letters, digits, dots, underscores and dashes, and begins with a letter or digit",
-				what)
-		}
+	case !keyPattern.MatchString(s):
+		return fmt.Errorf(
+			"the name of a %s has letters, digits, dots, underscores and dashes, and begins with a letter or digit",
+			what)
 	}
 	return nil
 }
 
+var (
+	keyPattern        = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	identifierPattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
 // validateIdentifier checks the name of an image. Templates refer to the image as {{ .Image.name }}.
 func validateIdentifier(s string) error {
-	for i := range len(s) {
-		c := s[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
-			return fmt.Errorf(
-				"%s has to be an identifier, for {{ .Image.%s }}: letters, digits and underscores, no digit first",
-				quote(s), "name")
-		}
-	}
-	if s == "" || len(s) > 128 {
+	switch {
+	case s == "" || len(s) > 128:
 		return errors.New("the name of an image has 1 to 128 characters")
+	case !identifierPattern.MatchString(s):
+		return fmt.Errorf(
+			"%s has to be an identifier, for {{ .Image.name }}: letters, digits and underscores, no digit first", quote(s))
 	}
 	return nil
 }
@@ -170,53 +167,6 @@ func (c *checker) distinct(list []string, path string) {
 			c.add(element(path, i), "is empty")
 		case first < i:
 			c.add(element(path, i), "%s is there twice", quote(value))
-		}
-	}
-}
-
-// json checks that a value consists of JSON types only. A [Shard] that was not parsed from a file could hold other
-// types.
-func (c *checker) json(v any, path string, depth int) {
-	switch v := v.(type) {
-	case nil, bool, string, int, int64:
-	case float64:
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			c.add(path, "is not a number that JSON has")
-		}
-	case map[string]any:
-		if depth > maxDepth {
-			c.add(path, "is nested deeper than %d", maxDepth)
-			return
-		}
-		for _, key := range sortedKeys(v) {
-			c.json(v[key], ChildPath(path, key), depth+1)
-		}
-	case []any:
-		if depth > maxDepth {
-			c.add(path, "is nested deeper than %d", maxDepth)
-			return
-		}
-		for i := range v {
-			c.json(v[i], element(path, i), depth+1)
-		}
-	default:
-		c.add(path, "is a %T, which is no JSON value", v)
-	}
-}
-
-// trees calls [checker.json] for all JSON values of a shard that have no schema: args, and the content of JSON files.
-func (c *checker) trees(s *Shard) {
-	c.json(s.Defaults.Args, "defaults.args", 0)
-	for _, name := range sortedKeys(s.Templates) {
-		path := ChildPath("templates", name)
-		c.json(s.Templates[name].Args, path+".args", 0)
-		for _, file := range sortedKeys(s.Templates[name].Files) {
-			c.json(s.Templates[name].Files[file].JSON, ChildPath(path+".files", file)+".json", 0)
-		}
-	}
-	for _, tenant := range sortedKeys(s.Groups) {
-		for _, name := range sortedKeys(s.Groups[tenant]) {
-			c.json(s.Groups[tenant][name].Args, ChildPath(ChildPath("groups", tenant), name)+".args", 0)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 // cloud reports the problems that a cloud's own check found in the object at path.
 func (c *checker) cloud(path string, problems []cloud.Problem) {
 	for _, problem := range problems {
-		f := c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message)
+		f := c.add(path+joinBelow(JoinPath(problem.Path...)), "%s", problem.Message)
 		f.hint, f.ofCloud, f.whenWritten = problem.Hint, true, problem.WhenWritten
 	}
 }

@@ -72,12 +72,14 @@ func (c *checker) tenant(tenant, path string) {
 // group checks those values of a group that can be checked without its shard. path is the path of the group.
 func (c *checker) group(spec GroupSpec, path string) {
 	c.vars(spec.Vars, path+".vars")
-	c.instanceTypes(spec.InstanceTypes, path)
+	c.distinct(spec.InstanceTypes, path+".instance_types")
 	c.size(spec.Size, ChildPath(path, "size"))
 	c.size(spec.MaxSurge, ChildPath(path, "max_surge"))
 	c.preserve(spec.Preserve, ChildPath(path, "preserve"))
 	c.scaling(spec, path)
-	c.spares(spec.Spares, ChildPath(path, "spares"))
+	if spec.Spares != nil {
+		c.size(&spec.Spares.Count, ChildPath(path, "spares")+".count")
+	}
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
@@ -100,14 +102,6 @@ func (c *checker) group(spec GroupSpec, path string) {
 			c.err(element(ChildPath(path, "schedules"), i), err)
 		}
 	}
-}
-
-// spares checks the warm spares of a group.
-func (c *checker) spares(s *Spares, path string) {
-	if s == nil {
-		return
-	}
-	c.size(&s.Count, path+".count")
 }
 
 const (
@@ -201,7 +195,7 @@ func (c *checker) sleeping(spec GroupSpec, path string) {
 		for _, source := range c.argSources(spec, path) {
 			if has(source.tree, elements) {
 				c.add(at, "%s is not possible together with %s: clouds do not keep spot instances that sleep",
-					quote(state), source.path+joinBelow(join(elements))).hint = "use " + quote(SparesRunning)
+					quote(state), source.path+joinBelow(JoinPath(elements...))).hint = "use " + quote(SparesRunning)
 			}
 		}
 	}
@@ -223,7 +217,7 @@ func (c *checker) purchase(spec GroupSpec, path string) {
 	for _, elements := range paths {
 		for _, source := range c.argSources(spec, path) {
 			if has(source.tree, elements) {
-				arg := source.path + joinBelow(join(elements))
+				arg := source.path + joinBelow(JoinPath(elements...))
 				c.add(at, "contradicts %s: both say how the VMs are bought", arg).hint = "remove one of them"
 			}
 		}
@@ -283,7 +277,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		}
 		return from + ".args" + joinBelow(path)
 	}
-	r.tree("", g.Args, r.text, argPath)
+	r.tree(g.Args, r.text, argPath)
 	rendered, err := render.Tree("args", g.Args, r.data)
 	switch args, isObject := rendered.(map[string]any); {
 	case r.failed || lenient:
@@ -342,7 +336,7 @@ func (c *checker) sample(g Group) render.Data {
 	d.Provider = render.Provider{Kind: p.Kind, Region: p.Region, Zone: p.Zone}
 	d.Vars = g.Vars
 	for name, image := range c.s.Images {
-		d.Image[name] = firstOf(image.Fallback, "image-sample")
+		d.Image[name] = cmp.Or(image.Fallback, "image-sample")
 	}
 	return d
 }
@@ -358,17 +352,15 @@ func (r *rendering) file(f File, path string) {
 	case "string":
 		r.fileText(path+".content", f.Content)
 	case "json":
-		r.tree("", f.JSON, r.fileText, func(below string) string { return path + ".json" + joinBelow(below) })
+		r.tree(f.JSON, r.fileText, func(below string) string { return path + ".json" + joinBelow(below) })
 	case "env":
 		failed := false
 		for _, name := range sortedKeys(f.Vars) {
 			at := ChildPath(path+".vars", name)
-			if err := render.ValidateEnvName(name); err != nil {
-				r.c.found = append(r.c.found, finding{path: at, offset: -1, message: err.Error(), onKey: true})
-				failed = true
-			}
+			invalid := render.ValidateEnvName(name)
+			r.c.key(at, invalid)
 			_, ok := r.fileText(at, f.Vars[name])
-			failed = failed || !ok
+			failed = failed || !ok || invalid != nil
 		}
 		if _, err := render.Env("env", f.Vars, r.data); err != nil && !failed && !r.lenient {
 			r.value(path+".vars", err)
@@ -390,7 +382,7 @@ func (r *rendering) certificate(cert Certificate, path string) {
 		{"street", cert.Street, nil},
 		{"postal_code", cert.PostalCode, nil},
 		{"dns", cert.DNS, func(s string) error {
-			if !isDNSName(s) {
+			if !ident.IsDNSName(s) {
 				return fmt.Errorf("%s is not a DNS name", quote(s))
 			}
 			return nil
@@ -419,17 +411,10 @@ func (r *rendering) certificate(cert Certificate, path string) {
 
 // tree calls the function `text` for every string inside the given value, to render the string. The function `at` turns
 // a path in the value into a path in the document.
-func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
-	switch v := tree.(type) {
-	case string:
-		text(at(path), v)
-	case map[string]any:
-		for _, key := range sortedKeys(v) {
-			r.tree(ChildPath(path, key), v[key], text, at)
-		}
-	case []any:
-		for i, value := range v {
-			r.tree(element(path, i), value, text, at)
+func (r *rendering) tree(tree any, text func(path, text string) (string, bool), at func(string) string) {
+	for path, value := range leaves(tree, "") {
+		if template, ok := value.(string); ok {
+			text(at(path), template)
 		}
 	}
 }
@@ -442,7 +427,7 @@ func (r *rendering) args(args map[string]any, at func(string) string) {
 		return
 	}
 	for _, problem := range check(args) {
-		path := at(join(problem.Path))
+		path := at(JoinPath(problem.Path...))
 		if slices.ContainsFunc(r.c.found, func(f finding) bool {
 			return f.path == path && f.message == problem.Message
 		}) {

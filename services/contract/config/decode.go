@@ -172,7 +172,7 @@ func (d *decoder) wrong(v hujson.Value, path, want string) {
 			if !ok {
 				tenant, name = ident.DefaultTenant, tenant
 			}
-			f.hint = "groups are below their tenant: " + join([]any{"groups", tenant, name})
+			f.hint = "groups are below their tenant: " + JoinPath("groups", tenant, name)
 		}
 	case strings.HasPrefix(want, "a text") && literal != nil:
 		f.hint = "put it in quotes: " + strconv.Quote(string(literal))

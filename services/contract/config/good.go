@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -140,15 +139,7 @@ func (s *Shard) GoodOf(g Group, images map[string]string, chosen GroupSpec) Good
 }
 
 // Encode returns the configuration as JSON.
-func (g Good) Encode() ([]byte, error) {
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(g); err != nil {
-		return nil, fmt.Errorf("encode good configuration: %w", err)
-	}
-	return bytes.TrimSpace(out.Bytes()), nil
-}
+func (g Good) Encode() []byte { return bytes.TrimSpace(encode(g, "")) }
 
 // parseGood parses what [Good.Encode] returns. It refuses unknown fields, because the instances would lack what they
 // say.

@@ -3,7 +3,6 @@ package config
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 )
 
 // runtimeInput and infraInput hold exactly the fields from which a group's hashes are computed. The hashes are computed
@@ -41,10 +40,6 @@ func infraHash(g Group) string {
 func hash[T any](in T) string {
 	in = cloned(in)
 	unfill(&in)
-	text, err := json.Marshal(in)
-	if err != nil {
-		panic("config: a group that is not valid was hashed: " + err.Error())
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(marshal(in))
 	return hex.EncodeToString(sum[:16])
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
@@ -25,6 +26,29 @@ func mergeTree(trees ...map[string]any) map[string]any {
 		}
 	}
 	return out
+}
+
+// leaves yields the values in a JSON tree that are neither objects nor lists, each with its path below the given one.
+// Members are in the order of their names.
+func leaves(tree any, path string) iter.Seq2[string, any] {
+	return func(yield func(string, any) bool) { eachLeaf(tree, path, yield) }
+}
+
+func eachLeaf(tree any, path string, yield func(string, any) bool) (more bool) {
+	more = true
+	switch v := tree.(type) {
+	case map[string]any:
+		for _, name := range sortedKeys(v) {
+			more = more && eachLeaf(v[name], ChildPath(path, name), yield)
+		}
+	case []any:
+		for i, value := range v {
+			more = more && eachLeaf(value, element(path, i), yield)
+		}
+	default:
+		return yield(path, v)
+	}
+	return more
 }
 
 func mergeVars(vars ...map[string]string) map[string]string {
@@ -105,13 +129,4 @@ func instanceIDs(texts []string) (ids []ident.ID) {
 		}
 	}
 	return ids
-}
-
-func firstOf(texts ...string) string {
-	for _, s := range texts {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -47,7 +48,7 @@ func Overridden(before, after *Shard, overrides Groups) (kept, ended []string) {
 				if f.Path == pathRevision || reflect.DeepEqual(f.Configured, to) {
 					continue
 				}
-				who := firstOf(f.By, "an operator")
+				who := cmp.Or(f.By, "an operator")
 				if f.At != "" {
 					who += " (at " + f.At + ")"
 				}

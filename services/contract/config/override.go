@@ -1,7 +1,7 @@
 package config
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -121,11 +121,7 @@ func (s *Shard) Unset(key GroupKey, entry GroupSpec, paths []string) GroupSpec {
 	for _, path := range paths {
 		patch, _ = patch.Unset(path) // an invalid path names no field
 	}
-	text, err := json.Marshal(MergePatch(treeOf(entry), patch.tree))
-	if err != nil {
-		panic("config: " + err.Error()) // not reached: both came from JSON
-	}
-	out := ReadSettings(string(text))
+	out := ReadSettings(string(marshal(MergePatch(treeOf(entry), patch.tree))))
 	if len(out.Vars) == 0 {
 		out.Vars = nil
 	}
@@ -198,7 +194,7 @@ func (f SetField) In(path string) bool { return within(f.Path, path) }
 
 // EndText says that the field's value ends, and why.
 func (f SetField) EndText(why string) string {
-	who := firstOf(f.By, "an operator")
+	who := cmp.Or(f.By, "an operator")
 	if f.At != "" {
 		who += " at " + f.At
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // Parse parses `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports all
-// problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and the problems
-// that [Validate] finds. The shard is nil if there are errors. The file name is used only in messages.
+// problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and values that break
+// a rule. The shard is nil if there are errors. The file name is used only in messages.
 func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
@@ -60,12 +60,6 @@ func parseAs[T any](d *decoder, check func(T) []finding) (T, Problems) {
 	return out, problems
 }
 
-// Validate reports all problems of a shard config, without positions. They are in the order of the type's fields, with
-// maps sorted by key.
-func Validate(s *Shard) Problems {
-	return (&checker{found: check(s)}).problems()
-}
-
 // Encode encodes a shard config in its canonical form: indented JSON, sorted map keys, no unset fields. [Parse] accepts
 // the result. The shard must be valid: its args and JSON files must hold only JSON values.
 func Encode(s *Shard) []byte {
@@ -75,18 +69,28 @@ func Encode(s *Shard) []byte {
 			out.Groups[tenant] = map[string]GroupSpec{}
 		}
 	}
-	return encode(out)
+	return encode(out, "  ")
 }
 
-func encode(v any) []byte {
+// encode returns a document as JSON for people. Documents hold only JSON values.
+func encode(v any, indent string) []byte {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
+	enc.SetIndent("", indent)
 	if err := enc.Encode(v); err != nil {
 		panic("config: a document that is not valid was encoded: " + err.Error())
 	}
 	return out.Bytes()
+}
+
+// marshal returns what holds only JSON values as JSON for programs.
+func marshal(v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("config: what is not valid was encoded: " + err.Error())
+	}
+	return text
 }
 
 // groupsVersion is the version of `groups/{shard}.jsonc` that EncodeGroups writes, and the newest that ParseGroups
@@ -164,5 +168,5 @@ func EncodeGroups(g Groups) []byte {
 			out[tenant] = groups
 		}
 	}
-	return encode(out)
+	return encode(out, "  ")
 }

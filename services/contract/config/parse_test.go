@@ -225,7 +225,7 @@ func TestGoldenConfig(t *testing.T) {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	golden(t, testdata+"/v1/merged.canonical.json", encode(byName(merged)))
+	golden(t, testdata+"/v1/merged.canonical.json", encode(byName(merged), "  "))
 }
 
 // byName replaces the keys of merged groups by texts, because JSON cannot encode keys of type GroupKey.
@@ -312,7 +312,7 @@ func TestWithDefaults(t *testing.T) {
 	if diff := cmp.Diff(d, d.WithDefaults()); diff != "" {
 		t.Errorf("defaults of defaults differ:\n%s", diff)
 	}
-	if problems := Validate(d); len(problems) > 0 {
+	if problems := validate(d); len(problems) > 0 {
 		t.Errorf("the defaults are not valid:\n%v", problems)
 	}
 }
@@ -339,7 +339,7 @@ func FuzzParse(f *testing.F) {
 			if p.Line < 1 || p.Col < 1 || p.Message == "" {
 				t.Errorf("a problem without a position or message: %+v", p)
 			}
-			if elements, err := SplitPath(p.Path); err != nil || join(elements) != p.Path {
+			if elements, err := SplitPath(p.Path); err != nil || JoinPath(elements...) != p.Path {
 				t.Errorf("%q is no path: %v", p.Path, err)
 			}
 		}
@@ -354,7 +354,7 @@ func FuzzParse(f *testing.F) {
 		if diff := cmp.Diff(encoded, Encode(again)); diff != "" {
 			t.Errorf("the canonical form of the canonical form differs:\n%s", diff)
 		}
-		if problems := Validate(again); len(problems) > 0 {
+		if problems := validate(again); len(problems) > 0 {
 			t.Errorf("Validate finds what Parse does not:\n%v", problems)
 		}
 		one, problems := s.Merged(Groups{})

@@ -97,6 +97,3 @@ func typesAlong(typ reflect.Type, elements []any) iter.Seq2[int, reflect.Type] {
 func ParseTree(filename string, src []byte) (any, Problems) {
 	return parseAs(&decoder{file: filename, src: src}, func(any) []finding { return nil })
 }
-
-// JoinPath is the inverse of [SplitPath].
-func JoinPath(elements ...any) string { return join(elements) }

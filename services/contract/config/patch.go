@@ -57,18 +57,10 @@ func ParsePatch(filename string, src []byte) (Patch, Problems) {
 
 // hasControl reports whether a text in a JSON value has control characters.
 func hasControl(value any) bool {
-	switch v := value.(type) {
-	case string:
-		return strings.ContainsFunc(v, func(r rune) bool {
-			return unicode.IsControl(r) || r == unicode.ReplacementChar
-		})
-	case []any:
-		return slices.ContainsFunc(v, hasControl)
-	case map[string]any:
-		for _, below := range v {
-			if hasControl(below) {
-				return true
-			}
+	for _, leaf := range leaves(value, "") {
+		text, _ := leaf.(string)
+		if strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }) {
+			return true
 		}
 	}
 	return false
@@ -120,14 +112,8 @@ func ownTree(spec GroupSpec) map[string]any {
 }
 
 func treeOf(spec GroupSpec) map[string]any {
-	src, err := json.Marshal(spec)
-	if err != nil {
-		panic("config: " + err.Error()) // not reached: args hold only JSON values
-	}
 	var tree map[string]any
-	if err := json.Unmarshal(src, &tree); err != nil {
-		panic("config: " + err.Error()) // not reached: an object was encoded
-	}
+	_ = json.Unmarshal(marshal(spec), &tree) // an object was encoded
 	return tree
 }
 
@@ -182,26 +168,16 @@ func (p Patch) Paths() (set, removed []string) {
 
 // JSON returns the patch as a JSON object.
 func (p Patch) JSON() string {
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
-	e.SetEscapeHTML(false)
-	tree := p.tree
-	if tree == nil {
-		tree = map[string]any{}
+	if p.tree == nil {
+		return "{}"
 	}
-	if err := e.Encode(tree); err != nil {
-		panic("config: " + err.Error()) // not reached: the tree came from JSON
-	}
-	return strings.TrimSpace(out.String())
+	return string(bytes.TrimSpace(encode(p.tree, "")))
 }
 
 // Apply returns the group after the patch, which [CheckUpsert] has to check. spec is not changed. Removing a value that
 // the group does not have is no error.
 func (p Patch) Apply(spec GroupSpec) (GroupSpec, error) {
-	src, err := json.Marshal(MergePatch(treeOf(spec), p.tree))
-	if err != nil {
-		panic("config: " + err.Error()) // not reached: both came from JSON
-	}
+	src := marshal(MergePatch(treeOf(spec), p.tree))
 	if len(src) > MaxPatch {
 		return GroupSpec{}, Problems{{Message: fmt.Sprintf("the group would have %d bytes, at most %d are allowed",
 			len(src), MaxPatch)}}
@@ -272,7 +248,7 @@ func memberNames(path string) ([]string, error) {
 		name, ok := element.(string)
 		if !ok {
 			return nil, fmt.Errorf("%s: an element of a list cannot be changed alone: set the whole list %s", path,
-				join(elements[:i]))
+				JoinPath(elements[:i]...))
 		}
 		names[i] = name
 	}

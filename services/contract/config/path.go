@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 )
@@ -22,19 +21,12 @@ func element(path string, i int) string { return path + "[" + strconv.Itoa(i) + 
 
 // parent returns the path one level up, or "" for a top-level field.
 func parent(path string) string {
-	if strings.HasSuffix(path, `"]`) {
-		// The last name in path is quoted. It may contain quotes and brackets, so only SplitPath can tell where it
-		// begins.
-		elements, err := SplitPath(path)
-		if err != nil || len(elements) == 0 {
-			return ""
-		}
-		return join(elements[:len(elements)-1])
-	}
-	return path[:max(0, strings.LastIndexAny(path, ".["))]
+	elements, _ := SplitPath(path) // it is a path of this package
+	return JoinPath(elements[:max(0, len(elements)-1)]...)
 }
 
-func join(elements []any) string {
+// JoinPath is the inverse of [SplitPath].
+func JoinPath(elements ...any) string {
 	path := ""
 	for _, e := range elements {
 		switch e := e.(type) {
@@ -55,40 +47,7 @@ func within(path, ancestor string) bool {
 
 // plain reports whether a name needs no quotes in a path.
 func plain(name string) bool {
-	for i := range len(name) {
-		c := name[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' && c != '$' {
-			return false
-		}
-	}
-	return name != ""
-}
-
-// closingQuote returns the length of the quoted text at the start of s, or -1 if the closing quote is missing.
-func closingQuote(s string) int {
-	for i := 1; i < len(s); i++ {
-		switch s[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
-		}
-	}
-	return -1
-}
-
-func unquote(s string) (string, error) {
-	out, err := strconv.Unquote(s)
-	if err == nil && plain(out) {
-		return "", fmt.Errorf("%s needs no quotes", s)
-	}
-	return out, err
-}
-
-func parseIndex(s string) (int, error) {
-	i, err := strconv.Atoi(s)
-	if err == nil && (i < 0 || strconv.Itoa(i) != s) {
-		return 0, fmt.Errorf("%q is not a position", s)
-	}
-	return i, err
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '-' && r != '$'
+	})
 }

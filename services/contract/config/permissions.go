@@ -45,7 +45,7 @@ func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 // be the override of a static group.
 func MostInstances(s *Shard, key GroupKey, spec GroupSpec) int {
 	static := s.Groups[key.Tenant][key.Group]
-	t := s.Templates[firstOf(static.Template, spec.Template)]
+	t := s.Templates[cmp.Or(static.Template, spec.Template)]
 	largest := 0
 	if size := cmp.Or(spec.Size, static.Size, t.Size); size != nil {
 		largest = *size
@@ -75,7 +75,7 @@ func mostInstances(size int, static, spec GroupSpec, t Template) int {
 func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string {
 	known := len(c.found)
 	static, isStatic := c.s.Groups[key.Tenant][key.Group]
-	name := firstOf(static.Template, spec.Template)
+	name := cmp.Or(static.Template, spec.Template)
 	t, ok := c.s.Templates[name]
 	if !ok {
 		return ""
@@ -136,24 +136,17 @@ func (c *checker) permittedSize(static, spec GroupSpec, t Template, name, path s
 	if static.Scaling != nil {
 		most = max(most, static.Scaling.Max) // the leader chooses sizes up to it
 	}
-	for i, s := range spec.Schedules {
-		if s.Size > most {
-			c.refuse(element(ChildPath(path, "schedules"), i)+".size", name, "dynamic.max_size",
-				"%d is more than %d, the largest permitted size", s.Size, most)
+	check := func(at string, size int) {
+		if size > most {
+			c.refuse(at, name, "dynamic.max_size", "%d is more than %d, the largest permitted size", size, most)
 		}
 	}
-	if s := spec.Scaling; s != nil && s.Max > most {
-		c.refuse(ChildPath(path, "scaling")+".max", name, "dynamic.max_size",
-			"%d is more than %d, the largest permitted size", s.Max, most)
+	for i, s := range spec.Schedules {
+		check(element(ChildPath(path, "schedules"), i)+".size", s.Size)
 	}
-	if s := spec.Spares; s != nil && s.Count > most {
-		c.refuse(ChildPath(path, "spares")+".count", name, "dynamic.max_size",
-			"%d is more than %d, the largest permitted size", s.Count, most)
-	}
-	if spec.Size != nil && *spec.Size > most {
-		c.refuse(ChildPath(path, "size"), name, "dynamic.max_size", "%d is more than %d, the largest permitted size",
-			*spec.Size, most)
-	}
+	check(ChildPath(path, "scaling")+".max", deref(spec.Scaling).Max)
+	check(ChildPath(path, "spares")+".count", deref(spec.Spares).Count)
+	check(ChildPath(path, "size"), deref(spec.Size))
 }
 
 func (c *checker) permittedTypes(static, spec GroupSpec, t Template, name, path string) {
@@ -180,7 +173,7 @@ func matchesGlob(glob, text string) bool {
 
 func (c *checker) permittedPool(spec GroupSpec, t Template, name, path string) {
 	at, all := ChildPath(path, "subnet_pool"), c.s.Server.DynamicSubnetPools
-	pool := firstOf(spec.SubnetPool, t.SubnetPool)
+	pool := cmp.Or(spec.SubnetPool, t.SubnetPool)
 	chosen := t.Dynamic.SubnetPools
 	if chosen == nil {
 		chosen = all
@@ -277,22 +270,11 @@ func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]boo
 			all = all || compiled.ReadsAllVars()
 		}
 	}
-	var tree func(any)
-	tree = func(value any) {
-		switch v := value.(type) {
-		case string:
-			text(v)
-		case map[string]any:
-			for _, below := range v {
-				tree(below)
-			}
-		case []any:
-			for _, below := range v {
-				tree(below)
-			}
+	for _, value := range leaves(mergeTree(s.Defaults.Args, t.Args, static.Args), "") {
+		if value, ok := value.(string); ok {
+			text(value)
 		}
 	}
-	tree(mergeTree(s.Defaults.Args, t.Args, static.Args))
 	if u := cmp.Or(t.Userdata, s.Defaults.Userdata); u != nil && u.Source == "storage" {
 		text(u.Content)
 	}
@@ -316,8 +298,8 @@ func (c *checker) quota(tenant, path string, before, after Usage) {
 		most          *int
 		before, after int
 	}{
-		{"max_groups", "dynamic groups", firstOf(path, "group"), limits.MaxGroups, before.Groups, after.Groups},
-		{"max_instances", "instances", firstOf(path, "size"), limits.MaxInstances, before.Instances, after.Instances},
+		{"max_groups", "dynamic groups", cmp.Or(path, "group"), limits.MaxGroups, before.Groups, after.Groups},
+		{"max_instances", "instances", cmp.Or(path, "size"), limits.MaxInstances, before.Instances, after.Instances},
 	} {
 		if q.most != nil && q.after > *q.most && q.after > q.before {
 			c.add(q.path, "tenant %s would have %d %s, at most %d are permitted", tenant, q.after, q.unit,

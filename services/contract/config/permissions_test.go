@@ -114,7 +114,9 @@ func TestPermissions(t *testing.T) {
 	} {
 		s := permissionsShard(t, tt.dynamic, tt.more)
 		spec := tt.spec
-		spec.Template = firstOf(spec.Template, "t")
+		if spec.Template == "" {
+			spec.Template = "t"
+		}
 		if tt.args != "" {
 			if err := json.Unmarshal([]byte(tt.args), &spec.Args); err != nil {
 				t.Fatal(err)

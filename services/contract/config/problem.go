@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -104,19 +105,17 @@ func SplitPath(path string) ([]any, error) {
 	for rest := path; rest != ""; {
 		switch {
 		case strings.HasPrefix(rest, `["`):
-			end := closingQuote(rest[1:])
-			if end < 0 || !strings.HasPrefix(rest[1+end:], "]") {
+			quoted, err := strconv.QuotedPrefix(rest[1:])
+			name, _ := strconv.Unquote(quoted)
+			after, ok := strings.CutPrefix(rest[1+len(quoted):], "]")
+			if err != nil || !ok || plain(name) { // which needs no quotes
 				return nil, bad
 			}
-			name, err := unquote(rest[1 : 1+end])
-			if err != nil {
-				return nil, bad
-			}
-			out, rest = append(out, name), rest[1+end+1:]
+			out, rest = append(out, name), after
 		case rest[0] == '[':
 			text, after, ok := strings.Cut(rest[1:], "]")
-			i, err := parseIndex(text)
-			if !ok || err != nil {
+			i, err := strconv.Atoi(text)
+			if !ok || err != nil || i < 0 || strconv.Itoa(i) != text {
 				return nil, bad
 			}
 			out, rest = append(out, i), after

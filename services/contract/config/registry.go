@@ -102,15 +102,18 @@ func secretsStores() []cloud.SecretsStore {
 	return ofClouds(func(b cloud.Block) []cloud.SecretsStore { return b.SecretsStores })
 }
 
+// first returns the first element of a list for which the function "is" returns true, or the zero value.
+func first[T any](list []T, is func(T) bool) (found T) {
+	if i := slices.IndexFunc(list, is); i >= 0 {
+		found = list[i]
+	}
+	return found
+}
+
 // secretsStoreOf returns the description of a cloud's secrets store. If no such store has the name, the description is
 // empty.
 func secretsStoreOf(name string) cloud.SecretsStore {
-	for _, store := range secretsStores() {
-		if store.Name == name {
-			return store
-		}
-	}
-	return cloud.SecretsStore{}
+	return first(secretsStores(), func(s cloud.SecretsStore) bool { return s.Name == name })
 }
 
 // HasIdentityTokens reports whether VMs of a cloud get identity tokens with which they can assume roles of another
@@ -130,24 +133,14 @@ func SecretsStoresWithProject() []string {
 // RegionVariable returns the environment variable from which the SDK of an object store takes its region, or "" if
 // there is none. storeName is the kind of object store.
 func RegionVariable(storeName string) string {
-	for _, store := range objectStores() {
-		if store.Name == storeName {
-			return store.RegionVariable
-		}
-	}
-	return ""
+	return first(objectStores(), func(s cloud.ObjectStore) bool { return s.Name == storeName }).RegionVariable
 }
 
 // cloudOfStore returns the name of the cloud that has a kind of object store, or "" for a store without a cloud.
 func cloudOfStore(name string) string {
-	for _, block := range all.Blocks() {
-		for _, store := range block.ObjectStores {
-			if store.Name == name {
-				return block.Name
-			}
-		}
-	}
-	return ""
+	return first(all.Blocks(), func(b cloud.Block) bool {
+		return slices.ContainsFunc(b.ObjectStores, func(s cloud.ObjectStore) bool { return s.Name == name })
+	}).Name
 }
 
 // storesOf returns the kinds of object store that a cloud has, as a text.
@@ -168,21 +161,13 @@ func storesWithEndpoint() []string {
 // blockOf returns the description of a cloud. For an unknown name it returns an empty one, which requires and checks
 // nothing.
 func blockOf(name string) cloud.Block {
-	for _, block := range all.Blocks() {
-		if block.Name == name {
-			return block
-		}
-	}
-	return cloud.Block{}
+	return first(all.Blocks(), func(b cloud.Block) bool { return b.Name == name })
 }
 
 // cloudOf returns the name of the cloud that the struct type typ belongs to, or "". Config types embed such structs.
 func cloudOf(typ reflect.Type) string {
-	for _, block := range all.Blocks() {
-		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer),
-			reflect.TypeOf(block.Identity)}, typ) {
-			return block.Name
-		}
-	}
-	return ""
+	return first(all.Blocks(), func(b cloud.Block) bool {
+		return slices.Contains([]reflect.Type{reflect.TypeOf(b.LeaderNetwork), reflect.TypeOf(b.LoadBalancer),
+			reflect.TypeOf(b.Identity)}, typ)
+	}).Name
 }

@@ -19,14 +19,14 @@ var fieldDocs []byte
 const schemaDialect = "https://json-schema.org/draft/2020-12/schema"
 
 // Schema returns the JSON Schema of `config/{shard}.jsonc` for editors: fields, types, allowed values, defaults and
-// descriptions. It is weaker than [Validate], because it has no rules that involve more than one field.
+// descriptions. It is weaker than [Parse], because it has no rules that involve more than one field.
 func Schema() []byte {
 	b := schemaBuilder{docs: docs(), defs: map[string]any{}}
 	root := b.object(reflect.TypeFor[Shard]())
 	root["$schema"] = schemaDialect
 	root["title"] = "Nstance shard configuration"
 	root["$defs"] = b.defs
-	return encode(root)
+	return encode(root, "  ")
 }
 
 // PatchSchema returns the JSON Schema of a [Patch], without references.

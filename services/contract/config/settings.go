@@ -92,13 +92,7 @@ func inherit(spec *GroupSpec, over GroupSpec) {
 
 // JSON returns the settings as a JSON object with every field of a [GroupSpec] but those that only the server sets. A
 // field without a value is zero or empty, not null, because Kubernetes removes members that are null.
-func (s Settings) JSON() string {
-	text, err := json.Marshal(s.tree())
-	if err != nil {
-		panic("config: " + err.Error()) // not reached: arguments hold only JSON values
-	}
-	return string(text)
-}
+func (s Settings) JSON() string { return string(marshal(s.tree())) }
 
 // Document returns the settings as JSON with the member $defaults, which lists the paths in [Settings.Defaults].
 func (s Settings) Document() string { return MarkDefaults(s.JSON(), s.Defaults()) }
@@ -110,11 +104,7 @@ func MarkDefaults(settings string, defaults []string) string {
 		return ""
 	}
 	tree["$defaults"] = append([]string{}, defaults...)
-	text, err := json.Marshal(tree)
-	if err != nil {
-		panic("config: " + err.Error()) // not reached: it is JSON already
-	}
-	return string(text)
+	return string(marshal(tree))
 }
 
 func (s Settings) tree() map[string]any {

@@ -19,11 +19,7 @@ import (
 
 // check reports all problems of a shard.
 func check(written *Shard) []finding {
-	c := &checker{rendered: map[string]bool{}}
-	if c.trees(written); len(c.found) > 0 {
-		return c.found
-	}
-	c.s = written.WithDefaults()
+	c := &checker{s: written.WithDefaults(), rendered: map[string]bool{}}
 	c.fields(reflect.ValueOf(written).Elem(), "")
 	c.cluster()
 	c.server()
@@ -265,29 +261,10 @@ func splitAddress(s string) (host string, port uint16, err error) {
 	if host == "" {
 		return host, uint16(n), nil
 	}
-	if _, err := netip.ParseAddr(host); err != nil && !isDNSName(host) {
+	if _, err := netip.ParseAddr(host); err != nil && !ident.IsDNSName(host) {
 		return "", 0, fmt.Errorf("%s has a host that is neither an IP address nor a name", quote(s))
 	}
 	return host, uint16(n), nil
-}
-
-// isDNSName reports whether s is a host name (RFC 1123, section 2.1). Its first label may be a wildcard.
-func isDNSName(s string) bool {
-	if s == "" || len(s) > 253 {
-		return false
-	}
-	for label := range strings.SplitSeq(strings.TrimPrefix(s, "*."), ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return false
-		}
-		for i := range len(label) {
-			if b := label[i]; (b < 'a' || b > 'z') && (b < 'A' || b > 'Z') && (b < '0' || b > '9') && b != '-' &&
-				b != '_' {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // timing checks rules between durations.

@@ -45,7 +45,7 @@ func (c *checker) templates() {
 		c.vars(t.Vars, path+".vars")
 		c.args(t.Args, path+".args")
 		c.userdata(t.Userdata, path+".userdata")
-		c.instanceTypes(t.InstanceTypes, path)
+		c.distinct(t.InstanceTypes, path+".instance_types")
 		c.typesOfCloud(t.InstanceType, t.InstanceTypes, path)
 		c.size(t.Size, path+".size")
 		c.preserve(t.Preserve, path+".preserve")
@@ -81,10 +81,6 @@ func (c *checker) userdata(u *Userdata, path string) {
 	if u != nil && u.Content == "" {
 		c.add(path+".content", "is required")
 	}
-}
-
-func (c *checker) instanceTypes(types []string, path string) {
-	c.distinct(types, path+".instance_types")
 }
 
 // fileFields lists the fields of each kind of file, except the field "kind". All are required, except content and vars,

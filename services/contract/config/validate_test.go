@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 
@@ -470,37 +469,13 @@ func TestOneMistakeIsReportedOnce(t *testing.T) {
 	}
 }
 
-func TestValidateTypedTrees(t *testing.T) {
-	deep := any("x")
-	for range 100 {
-		deep = []any{deep}
-	}
-	for want, value := range map[string]any{
-		"templates.t.args.x: is a chan int, which is no JSON value": make(chan int),
-		"templates.t.args.x: is a []string, which is no JSON value": []string{"a"},
-		"templates.t.args.x: is not a number that JSON has":         math.NaN(),
-		"templates.t.args.x[1].y: is a struct {}, which is no JSON value": []any{1,
-			map[string]any{"y": struct{}{}}},
-		"templates.t.args.x" + strings.Repeat("[0]", 64) + ": is nested deeper than 64": deep,
-	} {
-		s := mustParse(t, with("", "", "", ""))
-		tmpl := s.Templates["t"]
-		tmpl.Args = map[string]any{"x": value}
-		s.Templates["t"] = tmpl
-		if diff := cmp.Diff([]string{want}, lines(Validate(s))); diff != "" {
-			t.Error(diff)
-		}
-		if err := CheckUpsert(mustParse(t, with("", "", "", "")), GroupKey{"default", "h"},
-			GroupSpec{Template: "t", Args: map[string]any{"x": value}}); err == nil {
-			t.Errorf("an upsert with args of %T was accepted", value)
-		}
-	}
-}
+// validate returns the problems of a shard, without positions.
+func validate(s *Shard) Problems { return (&checker{found: check(s)}).problems() }
 
 func TestPaths(t *testing.T) {
 	for _, elements := range [][]any{{"a"}, {"a", "b-c", "$d_9"}, {"a", 0, 12, "b"}, {"a", "x.y", "z"}, {"x y"},
 		{`a"]`, `\"`, ""}, {"a", "[0]", 3, "é"}} {
-		path := join(elements)
+		path := JoinPath(elements...)
 		got, err := SplitPath(path)
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
@@ -508,7 +483,7 @@ func TestPaths(t *testing.T) {
 		if diff := cmp.Diff(elements, got); diff != "" {
 			t.Errorf("%s: %s", path, diff)
 		}
-		if got, want := parent(path), join(elements[:len(elements)-1]); got != want {
+		if got, want := parent(path), JoinPath(elements[:len(elements)-1]...); got != want {
 			t.Errorf("parent(%s) = %s, want %s", path, got, want)
 		}
 		if !within(path, parent(path)) || within(parent(path), path) {

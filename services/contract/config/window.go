@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -122,7 +123,7 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	if err != nil {
 		return SizeSchedule{}, err
 	}
-	zone, err := loadZone(firstOf(s.Timezone, "UTC"))
+	zone, err := loadZone(cmp.Or(s.Timezone, "UTC"))
 	if err != nil {
 		return SizeSchedule{}, err
 	}

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"regexp"
 	"strings"
 	"time"
 
@@ -170,6 +171,14 @@ func (id *ID) UnmarshalText(text []byte) error {
 	*id = parsed
 	return nil
 }
+
+// dnsPattern matches a DNS name with labels as in RFC 1123. Labels may contain underscores, and the first one may be
+// "*".
+var dnsPattern = regexp.MustCompile(
+	`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+
+// IsDNSName reports whether a text is a DNS name. Its first label may be a wildcard.
+func IsDNSName(s string) bool { return len(s) <= 253 && dnsPattern.MatchString(s) }
 
 // ValidateHostname checks the host name of a machine: labels of letters, digits, dashes, and underscores. An empty name
 // is valid and means unknown.

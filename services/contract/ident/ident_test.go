@@ -301,3 +301,15 @@ func FuzzValidateHostname(f *testing.F) {
 		}
 	})
 }
+
+func TestIsDNSName(t *testing.T) {
+	for name, want := range map[string]bool{"a": true, "z.A.Z.0.9": true, "*.example.com": true, "_srv.a-b": true,
+		strings.Repeat("a", 63): true, strings.Repeat("a", 64): false, strings.Repeat("a.", 126) + "a": true,
+		strings.Repeat("a.", 126) + "aa": false, "": false, "*": false, "a.*": false, "-a": false, "a-": false,
+		"a..b": false, "a.": false, "a b": false, "a/b": false, "a:b": false, "a`b": false, "a{b": false, "a@b": false,
+		"a[b": false, "é": false} {
+		if ident.IsDNSName(name) != want {
+			t.Errorf("%q is a name: %t, want %t", name, !want, want)
+		}
+	}
+}

@@ -80,9 +80,9 @@ func (m *Manager) KeepGood(ctx context.Context, key config.GroupKey, version rec
 			return false, nil
 		}
 		chosen, _ := now.groups.groups.Get(key)
-		content, err := now.shard.GoodOf(g, images, chosen).Encode()
-		doc.Good = &record.Good{At: at.UTC(), Version: version, Config: content}
-		return true, err
+		doc.Good = &record.Good{At: at.UTC(), Version: version,
+			Config: now.shard.GoodOf(g, images, chosen).Encode()}
+		return true, nil
 	})
 }
 
