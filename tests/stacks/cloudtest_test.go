@@ -24,7 +24,7 @@ func TestCloudTest(t *testing.T) {
 	if err := os.WriteFile(override, []byte("module \"cluster\" {\n  versioning = false\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := &trial.Fake{Environment: l.Environment(), Inventory: func() []string { return described(t, l) },
+	f := &trial.Fake{Environment: l.Environment(), Inventory: func(t *testing.T) []string { t.Helper(); return described(t, l) },
 		Flags: []string{"-cloud", "aws", "-region", l.Cloud.Region(), "-arch", "amd64", "-yes", "-terraform",
 			cli(t, ""), "-server-image", lab.ServerAMI, "-agent-image", lab.AgentAMI, "-override", override},
 		Refresh: func(t *testing.T, r trial.Run) {
@@ -39,7 +39,7 @@ func TestCloudTest(t *testing.T) {
 			lab.KeepRefreshing(t, l.Operator(t, state, r.Name, l.Instances(r.Name)[0].VPC, "10.0.1.100"), nil)
 		}}
 	f.Build(t)
-	before := f.Inventory()
+	before := f.Inventory(t)
 	t.Run("refused", func(t *testing.T) { refusedByAWS(t, l, f) })
 	t.Run("runs", func(t *testing.T) {
 		t.Run("whole", func(t *testing.T) { t.Parallel(); f.Whole(t) })
@@ -53,7 +53,7 @@ func TestCloudTest(t *testing.T) {
 			t.Run(name, func(t *testing.T) { t.Parallel(); f.Killed(t, name, at) })
 		}
 	})
-	if diff := cmp.Diff(before, f.Inventory()); diff != "" {
+	if diff := cmp.Diff(before, f.Inventory(t)); diff != "" {
 		t.Errorf("after all runs (-before +now):\n%s", diff)
 	}
 }

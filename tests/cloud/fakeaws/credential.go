@@ -26,15 +26,17 @@ type issued struct {
 // keyring holds all access keys.
 type keyring struct {
 	root     string                        // access key ID of the account
+	observer string                        // access key ID of the account for tests that look at it
 	keys     map[string]issued             // by access key ID
 	profiles map[[2]string]ec2.Credentials // newest credentials by role and instance
 }
 
 func newKeyring() keyring {
-	k := keyring{root: "AKIA" + random(10), keys: map[string]issued{}, profiles: map[[2]string]ec2.Credentials{}}
-	k.keys[k.root] = issued{
-		Key:       auth.Key{Secret: random(25)},
-		principal: wire.Principal{ARN: "arn:aws:iam::" + Account + ":root", Account: Account, UserID: Account},
+	k := keyring{root: "AKIA" + random(10), observer: "AKIA" + random(10), keys: map[string]issued{},
+		profiles: map[[2]string]ec2.Credentials{}}
+	for _, id := range []string{k.root, k.observer} {
+		k.keys[id] = issued{Key: auth.Key{Secret: random(25)}, principal: wire.Principal{
+			ARN: "arn:aws:iam::" + Account + ":root", Account: Account, UserID: Account, Observer: id == k.observer}}
 	}
 	return k
 }
@@ -49,6 +51,12 @@ func random(n int) string {
 // Credentials returns the access key of the account, which is allowed everything.
 func (c *Cloud) Credentials() (access, secret string) {
 	return c.keys.root, c.keys.keys[c.keys.root].Secret
+}
+
+// ObserverCredentials returns an access key of the account for tests that look at it: so often that they would be
+// throttled, or while a test injects faults.
+func (c *Cloud) ObserverCredentials() (access, secret string) {
+	return c.keys.observer, c.keys.keys[c.keys.observer].Secret
 }
 
 // RoleCredentials starts a session of a role. If session is the ID of an instance, the credentials are like those of

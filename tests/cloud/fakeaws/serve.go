@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/auth"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/sts"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
@@ -33,7 +34,10 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, call, err)
 		return
 	}
-	effect := c.faults.Take(call.Service, call.Action, call.Principal.Role)
+	var effect fault.Effect
+	if !call.Principal.Observer {
+		effect = c.faults.Take(call.Service, call.Action, call.Principal.Role)
+	}
 	if effect.Delay > 0 {
 		select {
 		case <-time.After(effect.Delay):

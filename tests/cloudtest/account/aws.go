@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/autoscaling"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
@@ -34,8 +36,14 @@ type AWS struct {
 	ssm     *ssm.Client
 }
 
-// NewAWS returns the region of the configuration.
+// NewAWS returns the region of the configuration. A request that AWS throttles, because other programs use the account
+// too, is repeated for about two minutes: a clean-up must not give up.
 func NewAWS(config aws.Config) *AWS {
+	config.Retryer = func() aws.Retryer {
+		return retry.NewStandard(func(o *retry.StandardOptions) {
+			o.MaxAttempts, o.RateLimiter = 15, ratelimit.None
+		})
+	}
 	return &AWS{config: config, ec2: ec2.NewFromConfig(config), scaling: autoscaling.NewFromConfig(config),
 		elb: elasticloadbalancingv2.NewFromConfig(config), iam: iam.NewFromConfig(config),
 		s3: s3.NewFromConfig(config, func(o *s3.Options) {

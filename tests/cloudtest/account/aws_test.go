@@ -126,3 +126,14 @@ func inventory(t *testing.T, a *account.AWS, cluster string) (found []string) {
 	}
 	return found
 }
+
+// TestThrottled checks that an inventory outlasts a time in which AWS refuses requests because there are too many.
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	cloud, a := newAWS(t)
+	cloud.Faults().Fail(fault.Match{Service: "ec2", Action: "DescribeInstances"}, 4, http.StatusServiceUnavailable,
+		"RequestLimitExceeded", "Request limit exceeded.")
+	if _, err := a.Inventory(t.Context(), "ct-mine"); err != nil {
+		t.Error(err)
+	}
+}

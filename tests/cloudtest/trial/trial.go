@@ -28,7 +28,7 @@ type Fake struct {
 	// Flags are those that the program needs on this cloud.
 	Flags []string
 	// Inventory returns everything in the account, whatever the program finds there.
-	Inventory func() []string
+	Inventory func(t *testing.T) []string
 	// Refresh lets the leader of a run read its configuration every second instead of every three minutes.
 	Refresh func(t *testing.T, r Run)
 
@@ -135,8 +135,9 @@ func (c *call) reached(t *testing.T, step string) (r Run) {
 }
 
 // of returns what the account has of a run, by its name.
-func (f *Fake) of(name string) []string {
-	return slices.DeleteFunc(f.Inventory(), func(one string) bool {
+func (f *Fake) of(t *testing.T, name string) []string {
+	t.Helper()
+	return slices.DeleteFunc(f.Inventory(t), func(one string) bool {
 		return !strings.Contains(strings.ReplaceAll(one, "_", "-"), name)
 	})
 }
@@ -153,7 +154,7 @@ func (f *Fake) Whole(t *testing.T) {
 		t.Errorf("exit code %d, result page %v:\n%s\n%s", code, err, page, c.logs())
 	}
 	t.Logf("%s\n%s", c.output(), page)
-	if left := f.of("ct-whole"); len(left) > 0 {
+	if left := f.of(t, "ct-whole"); len(left) > 0 {
 		t.Errorf("after the run there is %v", left)
 	}
 }
@@ -195,7 +196,7 @@ func (f *Fake) Killed(t *testing.T, name string, at Point) {
 	if code := clean.wait(t); code != 0 {
 		t.Errorf("the clean-up ends with the code %d:\n%s\n--- the run\n%s", code, clean.output(), c.logs())
 	}
-	if left := f.of(name); len(left) > 0 {
+	if left := f.of(t, name); len(left) > 0 {
 		t.Errorf("after the clean-up there is %v:\n%s", left, clean.output())
 	}
 }
@@ -203,9 +204,9 @@ func (f *Fake) Killed(t *testing.T, name string, at Point) {
 // changes waits until the account has something of a run, or something else of it than now.
 func (f *Fake) changes(t *testing.T, name, made string) {
 	t.Helper()
-	before := f.of(name)
+	before := f.of(t, name)
 	lab.Eventually(t, 3*time.Minute, name+": "+made+" is made", func() string {
-		now := f.of(name)
+		now := f.of(t, name)
 		if made == "" && !slices.Equal(now, before) ||
 			made != "" && slices.ContainsFunc(now, func(one string) bool { return strings.HasPrefix(one, made) }) {
 			return ""
@@ -247,7 +248,7 @@ func (f *Fake) Interrupted(t *testing.T, made string) {
 		!strings.Contains(c.output(), "nothing is left of ct-once") {
 		t.Errorf("after an interrupt: exit code %d\n%s", code, c.logs())
 	}
-	if left := f.of("ct-once"); len(left) > 0 {
+	if left := f.of(t, "ct-once"); len(left) > 0 {
 		t.Errorf("after an interrupt there is %v", left)
 	}
 
@@ -268,7 +269,7 @@ func (f *Fake) Interrupted(t *testing.T, made string) {
 	if code := clean.wait(t); code != 0 {
 		t.Errorf("the clean-up: exit code %d\n%s", code, clean.output())
 	}
-	if left := f.of("ct-twice"); len(left) > 0 {
+	if left := f.of(t, "ct-twice"); len(left) > 0 {
 		t.Errorf("after two interrupts and a clean-up there is %v", left)
 	}
 }
@@ -285,7 +286,7 @@ func (c *call) interrupt(t *testing.T) {
 // left.
 func (f *Fake) Refuses(t *testing.T, code int, args []string, texts ...string) {
 	t.Helper()
-	before := f.Inventory()
+	before := f.Inventory(t)
 	c := f.start(t, t.TempDir(), "ct-refused", append([]string{"-steps", "apply"}, args...)...)
 	if got := c.wait(t); got != code {
 		t.Errorf("exit code %d, want %d:\n%s", got, code, c.logs())
@@ -295,7 +296,7 @@ func (f *Fake) Refuses(t *testing.T, code int, args []string, texts ...string) {
 			t.Errorf("the output lacks %q:\n%s", text, c.output())
 		}
 	}
-	if diff := cmp.Diff(before, f.Inventory()); diff != "" {
+	if diff := cmp.Diff(before, f.Inventory(t)); diff != "" {
 		t.Errorf("the account (-before +now):\n%s", diff)
 	}
 }

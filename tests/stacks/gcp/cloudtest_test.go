@@ -29,7 +29,7 @@ func TestCloudTest(t *testing.T) {
 				}), nil)
 		}}
 	f.Build(t)
-	before := f.Inventory()
+	before := f.Inventory(t)
 	t.Run("refused", func(t *testing.T) {
 		f.Refuses(t, 1, []string{"-region", "us-nowhere1"}, "there is no region us-nowhere1: the project has ")
 		f.Refuses(t, 1, []string{"-account", "other"}, "belong to the account my-project")
@@ -48,14 +48,14 @@ func TestCloudTest(t *testing.T) {
 			t.Run(name, func(t *testing.T) { t.Parallel(); f.Killed(t, name, at) })
 		}
 	})
-	if diff := cmp.Diff(before, f.Inventory()); diff != "" {
+	if diff := cmp.Diff(before, f.Inventory(t)); diff != "" {
 		t.Errorf("after all runs (-before +now):\n%s", diff)
 	}
 }
 
 // everything returns the inventory of the project with the secrets, which a destroy keeps. The lines of instances have
 // the names of their clusters.
-func (c *cloud) everything() []string {
+func (c *cloud) everything(*testing.T) []string {
 	found := slices.Concat(c.Inventory(), c.Secrets.Inventory())
 	for _, instance := range c.Compute.Instances() {
 		for i, path := range found {

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
 	"github.com/nstance-kit/nstance/tests/cloudtest/account"
 )
 
@@ -11,7 +13,10 @@ import (
 // later stacks.
 func (l *Lab) Inventory(t *testing.T) (found []string) {
 	t.Helper()
-	all, err := account.NewAWS(l.Config()).Inventory(t.Context(), "")
+	config := l.Config()
+	access, secret := l.Cloud.ObserverCredentials()
+	config.Credentials = credentials.NewStaticCredentialsProvider(access, secret, "")
+	all, err := account.NewAWS(config).Inventory(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,10 +90,10 @@ func isSmall(call *wire.Call) bool {
 	return true
 }
 
-// Take takes the tokens of a call, or returns RequestLimitExceeded. Calls of other services than EC2 have no limit. If
-// l is nil, no call has a limit.
+// Take takes the tokens of a call, or returns RequestLimitExceeded. Calls of other services than EC2 and of observers
+// have no limit. If l is nil, no call has a limit.
 func (l *Limits) Take(call *wire.Call) error {
-	if l == nil || call.Service != "ec2" {
+	if l == nil || call.Service != "ec2" || call.Principal.Observer {
 		return nil
 	}
 	l.mu.Lock()

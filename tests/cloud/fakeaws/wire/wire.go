@@ -28,6 +28,8 @@ type Principal struct {
 	// with that profile, else "". Condition keys such as ec2:SourceInstanceARN and aws:Ec2InstanceSourceVpc are derived
 	// from it.
 	SourceInstance string
+	// Observer is set for a test that looks at the account. Its calls have no limits and meet no faults.
+	Observer bool
 }
 
 // Call is one request, parsed and authenticated.
