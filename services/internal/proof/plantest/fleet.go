@@ -387,10 +387,11 @@ func (f *Fleet) Pass() (wake time.Time) {
 		s = f.Snapshot()
 		again = plan.Next(s)
 	}
-	// The planner may choose another instance for removal in place of one whose deletion failed and is not due again.
-	// The rules hold for that plan, too. It happens at most once for each instance.
+	// The planner may choose another instance for removal in place of one whose deletion failed and is not due again, or
+	// after one that would have finished a replacement, because the replaced instance then stays. The rules hold for
+	// that plan, too. It happens at most once for each instance.
 	for range f.VMs {
-		if len(again.Actions) == 0 || !f.anyWaitsToTryAgain() {
+		if len(again.Actions) == 0 || !f.anyWaitsToTryAgain() && !f.abandonsReplacement() {
 			break
 		}
 		if err := Check(s, again); err != nil {
@@ -453,6 +454,13 @@ func (f *Fleet) apply(d plan.Decision) {
 // anyWaitsToTryAgain reports whether work for an instance failed, and is not under way.
 func (f *Fleet) anyWaitsToTryAgain() bool {
 	return slices.ContainsFunc(f.VMs, func(vm *VM) bool { return vm.Failed.Count > 0 && vm.Work == plan.Idle })
+}
+
+// abandonsReplacement reports whether an instance is being removed that would have finished a replacement (rule 62).
+func (f *Fleet) abandonsReplacement() bool {
+	return slices.ContainsFunc(f.VMs, func(vm *VM) bool {
+		return vm.Work == plan.MarkingDeleting && !vm.Finishes.IsZero()
+	})
 }
 
 func onlyEvents(actions []plan.Action) bool {

@@ -50,8 +50,9 @@ const (
 )
 
 // checkAdvised checks that a leader may replace an instance because of the cloud's advice: its group does not ignore
-// the advice, and for maintenance, a window is open or little time is left.
-func (w *World) checkAdvised(t *term, key config.GroupKey, id ident.ID, reason string, decided time.Time) {
+// the advice. For maintenance, a window is open or little time is left when the replacement begins. Its end may fall
+// outside the windows.
+func (w *World) checkAdvised(t *term, key config.GroupKey, id ident.ID, reason string, begins bool, decided time.Time) {
 	if t == nil || whyOf(reason) != advised {
 		return
 	}
@@ -66,7 +67,7 @@ func (w *World) checkAdvised(t *term, key config.GroupKey, id ident.ID, reason s
 		w.fail(ruleAdvised, "%s of %s is replaced (%s), and the group ignores recommendations", id, key, reason)
 	case strings.HasPrefix(reason, byMaintenance) && g.IgnoreMaintenance:
 		w.fail(ruleAdvised, "%s of %s is replaced (%s), and the group ignores maintenance", id, key, reason)
-	case strings.HasPrefix(reason, byMaintenance) && !windowOpen(g, decided) && left >
+	case begins && strings.HasPrefix(reason, byMaintenance) && !windowOpen(g, decided) && left >
 		time.Duration(most)*(registrationTime+g.StartPeriod()+g.DrainTimeout.D())+wallSkew:
 		w.fail(ruleAdvised, "%s of %s is replaced outside the windows %v, its maintenance is in %v", id, key, g.Windows,
 			left)

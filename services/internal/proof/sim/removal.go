@@ -141,7 +141,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.checkRefused(t, key, d)
 		w.checkReplaced(t, key, d, next, least)
 	case advised:
-		w.checkAdvised(t, key, d.ID, next.Reason, w.sched.now)
+		w.checkAdvised(t, key, d.ID, next.Reason, false, w.sched.now)
 		w.checkReplaced(t, key, d, next, least)
 	case rotation, flaps:
 		w.checkReplaced(t, key, d, next, least)

@@ -217,6 +217,19 @@ func options(seed uint64) Options {
 
 func newWorld(seed uint64) *World { return New(options(seed)) }
 
+// TestKeptSeeds simulates seeds that once broke a rule, and that no step of CI plays.
+func TestKeptSeeds(t *testing.T) {
+	for _, seed := range []uint64{
+		5492, // an unready instance was deleted in favour of others that had not registered
+		9382, // a window closed before the replacement that began in it was healthy
+		9548, // an instance with announced maintenance was superfluous while no window was open
+	} {
+		if _, err := newWorld(seed).Run(); err != nil && !limited() {
+			t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)
+		}
+	}
+}
+
 // TestSeedsRepeat checks that a seed determines a run completely.
 func TestSeedsRepeat(t *testing.T) {
 	story := func() (lines []string) {

@@ -335,7 +335,7 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 		w.checkRecovers(e.term, event.Replaces, event.Reason, w.sched.current.decided)
 		key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 		w.checkProtected(e.term, key, event.Replaces, event.Reason)
-		w.checkAdvised(e.term, key, event.Replaces, event.Reason, w.sched.current.decided)
+		w.checkAdvised(e.term, key, event.Replaces, event.Reason, true, w.sched.current.decided)
 		if strings.HasPrefix(event.Reason, oldImage) {
 			w.checkImage(e.term, event)
 		}

@@ -59,7 +59,8 @@
 //	                      (size.go).
 //	23 surplus unready    If a group has more instances than its size and its replacements need, unready ones are
 //	                      deleted: first those of a kind (spot or on demand) of which it has too many. An instance
-//	                      that has not registered yet stays if the group needs its kind (size.go).
+//	                      that has not registered yet stays if the group needs its kind. A registered one stays while
+//	                      fewer others than the size have registered (size.go).
 //	24 wait for agents    For registration_timeout after a takeover, the leader deletes no instance as surplus before
 //	                      it has heard from its agent (size.go).
 //	25 backoff            After failed creations, a group creates nothing for 1 s to 5 min, then fewer instances at a

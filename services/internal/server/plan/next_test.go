@@ -928,3 +928,33 @@ func TestFirmWakeUp(t *testing.T) {
 		}
 	}
 }
+
+// TestRule23RegisteredOnesStay checks that an unready instance is not deleted as surplus in favour of others that have
+// not registered yet, even if these are of the kind that the group lacks.
+func TestRule23RegisteredOnesStay(t *testing.T) {
+	unready := func(hash string) plan.Instance {
+		return with(func(i *plan.Instance) { i.InfraHash, i.Healthy, i.EverHealthy = hash, false, false })
+	}
+	spot := func(i plan.Instance) plan.Instance { i.Spot = true; return i }
+	for _, tt := range []struct {
+		name  string
+		third plan.Instance
+		want  []string
+	}{
+		{"two others have registered", spot(booting()), nil},
+		{"three others have registered", spot(well()), []string{"mark_deleting i3"}},
+	} {
+		s := snapshot(3, well(), unready("v1"), unready("v0"), spot(booting()), tt.third)
+		s.Group.Purchase = config.Purchase{SpotPercent: 100}
+		var marked []string
+		lines, _ := planned(s)
+		for _, line := range lines {
+			if strings.HasPrefix(line, "mark_deleting") {
+				marked = append(marked, strings.Join(strings.Fields(line)[:2], " "))
+			}
+		}
+		if diff := cmp.Diff(tt.want, marked); diff != "" {
+			t.Errorf("%s: %s (want -, got +)", tt.name, diff)
+		}
+	}
+}

@@ -115,7 +115,8 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 // with the newest. Drifted ones and then the others follow, beginning with the oldest.
 //
 // Instances that this leader has not heard of stay for now (rule 24). An unregistered instance also stays if the group
-// needs its kind: when it is healthy, rule 22 removes another one.
+// needs its kind: when it is healthy, rule 22 removes another one. A registered one stays if fewer others than the size
+// have registered.
 func (g *group) removeUnavailable(r *removals, n int) int {
 	if n <= 0 {
 		return 0
@@ -147,8 +148,16 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 	}
 	slices.SortFunc(candidates, compareCandidates)
 	g.preferSurplus(candidates, r.chosen)
-	candidates = slices.DeleteFunc(candidates, func(c candidate) bool {
-		return c.inBalance && c.rank > 0 && g.Instances[c.at].RegisteredAt.IsZero()
+	registered := g.registeredLeft(r.chosen)
+	candidates = slices.DeleteFunc(candidates, func(c candidate) (stays bool) {
+		switch {
+		case g.class(c.at) == classCreating:
+			return false
+		case g.Instances[c.at].RegisteredAt.IsZero():
+			return c.inBalance
+		}
+		registered--
+		return registered < g.desired
 	})
 	n = min(n, len(candidates))
 	for _, c := range candidates[:n] {
@@ -200,6 +209,18 @@ func (g *group) replaceableLeft(chosen []bool) int {
 			if g.Instances[k].Work != Creating {
 				n++
 			}
+		}
+	}
+	return n
+}
+
+// registeredLeft counts the members that have registered, count towards the size, and are not chosen for removal.
+func (g *group) registeredLeft(chosen []bool) int {
+	n := 0
+	for k := range g.rows {
+		if c := g.class(k); g.isMember(k) && !chosen[k] && !g.Instances[k].RegisteredAt.IsZero() &&
+			(c.available() || c == classUnready || c == classUnreadyDrifted) {
+			n++
 		}
 	}
 	return n
