@@ -46,4 +46,5 @@ func TestHostileRegistrationsWithIdentityDocuments(t *testing.T) {
 		thief.Refused(t, test.name, test.proof, test.reason)
 	}
 	thief.Accepted(t, r.proof(victim))
+	thief.Batch(t, func(vm infra.VM) []byte { return r.proof(vm.ProviderID) })
 }

@@ -56,4 +56,5 @@ func TestHostileRegistrationsWithIdentityTokens(t *testing.T) {
 	c.noKeys.Store(false)
 	c.ahead.Add(int64(keysPause))
 	thief.Accepted(t, c.proof(victim, nil))
+	thief.Batch(t, func(vm infra.VM) []byte { return c.proof(vm, nil) })
 }

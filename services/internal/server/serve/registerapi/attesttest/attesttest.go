@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -34,6 +35,7 @@ type Thief struct {
 
 	leader *leadertest.Leader
 	client nstancev1.RegistrationServiceClient
+	create func(ident.ID) infra.VM
 	nonce  string
 	logs   transporttest.Logs
 
@@ -46,12 +48,12 @@ type Thief struct {
 func New(t *testing.T, attest func(context.Context, []byte, infra.VM) error, create func(ident.ID) infra.VM) *Thief {
 	t.Helper()
 	w := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 2, RuntimeHash: "r1", InfraHash: "i1"})
-	thief := &Thief{leader: w}
+	thief := &Thief{leader: w, create: create}
 	leader := &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State, Records: w.Executor, Store: w.Bucket,
 		NonceKeys: w.NonceKey.Accepted(), Issuer: w.Issuer(),
 		Addresses: &vmaddress.Checker{State: w.State, Enabled: func() bool { return true }, Now: w.Clock.Now},
-		Attest:    attest, Record: func(e record.Event) {
+		Attest:    attest, Attested: func() bool { return true }, Record: func(e record.Event) {
 			thief.mu.Lock()
 			defer thief.mu.Unlock()
 			thief.events = append(thief.events, e)
@@ -61,28 +63,79 @@ func New(t *testing.T, attest func(context.Context, []byte, infra.VM) error, cre
 	thief.client = nstancev1.NewRegistrationServiceClient(w.Dial(t, w.Serve(t, "", func(s *grpc.Server) {
 		nstancev1.RegisterRegistrationServiceServer(s, service)
 	}), nil))
-	for _, vm := range []*infra.VM{&thief.Victim, &thief.Own} {
-		id := w.Created(t)
-		*vm = create(id)
-		vm.State, vm.Addresses = infra.Running, []string{"127.0.0.1"} // so that the check of addresses never refuses
-		w.State.Answered(id, *vm, w.Clock.Now())
-	}
-	nonce, _, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name,
-		Tenant: leadertest.Group.Tenant, ID: thief.Victim.Tags.Instance, Shard: "a", Group: leadertest.Group.Group,
-		ConfigHash: "i1"}, rand.Reader, w.Clock.Now())
+	thief.Victim, thief.Own = thief.made(t, w.NewID(t, "knd")), thief.made(t, w.NewID(t, "knd"))
+	thief.nonce = thief.mint(t, func(s *authority.NonceSpec) { s.ID = thief.Victim.Tags.Instance })
+	return thief
+}
+
+// made makes the VM of an instance.
+func (thief *Thief) made(t *testing.T, id ident.ID) infra.VM {
+	t.Helper()
+	vm := thief.create(thief.leader.CreatedAs(t, id))
+	vm.State, vm.Addresses = infra.Running, []string{"127.0.0.1"} // so that the check of addresses never refuses
+	thief.leader.State.Answered(id, vm, thief.leader.Clock.Now())
+	return vm
+}
+
+func (thief *Thief) mint(t *testing.T, change func(*authority.NonceSpec)) string {
+	t.Helper()
+	w := thief.leader
+	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: leadertest.Group.Tenant, Shard: "a",
+		Group: leadertest.Group.Group, ConfigHash: "i1"}
+	change(&spec)
+	nonce, _, err := authority.MintNonce(w.NonceKey, spec, rand.Reader, w.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	thief.nonce = nonce.Reveal()
-	return thief
+	return nonce.Reveal()
 }
 
 // Register registers the victim's instance with a proof and a new key.
 func (thief *Thief) Register(t *testing.T, proof []byte) error {
 	t.Helper()
-	_, err := thief.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: thief.nonce,
-		PublicKey: transporttest.Public(transporttest.NewKey(t)), Attestation: proof})
+	return thief.register(t, thief.nonce, thief.Victim, proof)
+}
+
+// register registers the instance of a VM with a nonce, a proof and a new key.
+func (thief *Thief) register(t *testing.T, nonce string, vm infra.VM, proof []byte) error {
+	t.Helper()
+	_, err := thief.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
+		InstanceId: vm.Tags.Instance.String(), PublicKey: transporttest.Public(transporttest.NewKey(t)),
+		Attestation: proof})
 	return err
+}
+
+// Batch checks the nonce that all VMs of a batch have. With it, each VM can register once, as its own instance only.
+// The function prove returns the proof of a VM.
+func (thief *Thief) Batch(t *testing.T, prove func(infra.VM) []byte) {
+	t.Helper()
+	batch := thief.leader.NewID(t, "knd").Batch()
+	var vms []infra.VM
+	for n := range 3 {
+		id, _ := batch.Member(n)
+		vms = append(vms, thief.made(t, id))
+	}
+	victim, own, late := vms[0], vms[1], vms[2]
+	nonce := thief.mint(t, func(s *authority.NonceSpec) { s.Batch = batch })
+	check := func(name string, vm infra.VM, proof []byte, code codes.Code, reason string) {
+		t.Helper()
+		err := thief.register(t, nonce, vm, proof)
+		if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), reason) {
+			t.Errorf("%s: %v, want %s with %q", name, err, code, reason)
+		}
+	}
+	check("without a proof", victim, nil, codes.Unavailable, "the agent sent no")
+	check("from another VM of the batch", victim, prove(own), codes.PermissionDenied, "")
+	check("from a VM of no batch", victim, prove(thief.Own), codes.PermissionDenied, "")
+	check("as an instance of no batch", thief.Own, prove(thief.Own), codes.PermissionDenied, "is no instance of batch")
+	if rec := thief.leader.Stored(t, victim.Tags.Instance); rec.State != record.Created {
+		t.Fatalf("the record is %s, so the instance was taken", rec.State)
+	}
+	check("as its own instance", own, prove(own), codes.OK, "")
+	check("a second time", own, prove(own), codes.PermissionDenied, "registered with another key or nonce")
+	check("the victim", victim, prove(victim), codes.OK, "")
+	thief.leader.Clock.Advance(time.Hour)
+	check("after its time", late, prove(late), codes.Unauthenticated, "expired")
 }
 
 // Refused checks that a registration with the given proof is refused for the given reason, and does not consume the
