@@ -109,7 +109,6 @@ const (
 	ImportedReason              = "Imported"
 	DeletingReason              = "Deleting"
 	PreservedReason             = "Preserved"
-	ProvisionedReason           = "Provisioned"
 	WaitingForMachineReason     = "WaitingForMachine"
 	WaitingForMachinePoolReason = "WaitingForMachinePool"
 	WaitingForShardReason       = "WaitingForShard"

@@ -68,11 +68,3 @@ type NstanceClusterList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []NstanceCluster `json:"items"`
 }
-
-// GetConditions returns the conditions.
-func (c *NstanceCluster) GetConditions() []metav1.Condition { return c.Status.Conditions }
-
-// SetConditions replaces the conditions.
-func (c *NstanceCluster) SetConditions(conditions []metav1.Condition) {
-	c.Status.Conditions = conditions
-}

@@ -122,14 +122,6 @@ type NstanceMachineList struct {
 	Items           []NstanceMachine `json:"items"`
 }
 
-// GetConditions returns the conditions.
-func (m *NstanceMachine) GetConditions() []metav1.Condition { return m.Status.Conditions }
-
-// SetConditions replaces the conditions.
-func (m *NstanceMachine) SetConditions(conditions []metav1.Condition) {
-	m.Status.Conditions = conditions
-}
-
 // NstanceMachineTemplateResource describes the machines created from a template.
 type NstanceMachineTemplateResource struct {
 	// metadata contains labels and annotations for the machines.
@@ -197,12 +189,4 @@ type NstanceMachineTemplateList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []NstanceMachineTemplate `json:"items"`
-}
-
-// GetConditions returns the conditions.
-func (t *NstanceMachineTemplate) GetConditions() []metav1.Condition { return t.Status.Conditions }
-
-// SetConditions replaces the conditions.
-func (t *NstanceMachineTemplate) SetConditions(conditions []metav1.Condition) {
-	t.Status.Conditions = conditions
 }

@@ -125,11 +125,3 @@ type NstanceMachinePoolList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []NstanceMachinePool `json:"items"`
 }
-
-// GetConditions returns the conditions.
-func (p *NstanceMachinePool) GetConditions() []metav1.Condition { return p.Status.Conditions }
-
-// SetConditions replaces the conditions.
-func (p *NstanceMachinePool) SetConditions(conditions []metav1.Condition) {
-	p.Status.Conditions = conditions
-}

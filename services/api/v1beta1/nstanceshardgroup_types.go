@@ -129,11 +129,3 @@ type NstanceShardGroupList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []NstanceShardGroup `json:"items"`
 }
-
-// GetConditions returns the conditions.
-func (g *NstanceShardGroup) GetConditions() []metav1.Condition { return g.Status.Conditions }
-
-// SetConditions replaces the conditions.
-func (g *NstanceShardGroup) SetConditions(conditions []metav1.Condition) {
-	g.Status.Conditions = conditions
-}
