@@ -73,7 +73,7 @@ var (
 func newCoordinator(s scope.Scope, kube kubernetes.Interface, workload cluster.Cluster, m *Metrics) *coordinator {
 	return &coordinator{Scope: s, workload: workload, kube: kube, nodes: workload.GetClient(),
 		recorder: workload.GetEventRecorder("nstance-drain"), metrics: m, slots: slots{free: parallel},
-		retryEviction: 2 * time.Second, remover: newRemover(),
+		retryEviction: 2 * time.Second, remover: nodeRemover{changed: map[key]bool{}, queried: map[key]time.Time{}},
 		drains: make(chan struct{}, 1), nodeUpdates: make(chan struct{}, 1), tasks: map[key]*task{}}
 }
 
@@ -98,9 +98,6 @@ func (c *coordinator) run(ctx context.Context) {
 	wake(c.nodeUpdates)
 	c.work.Go(func() { c.loop(ctx, c.nodeUpdates, c.updateNodes) })
 	c.loop(ctx, c.drains, c.updateTasks)
-	for _, t := range c.tasks {
-		t.cancel(context.Cause(ctx))
-	}
 	c.work.Wait()
 }
 
@@ -136,9 +133,9 @@ func (c *coordinator) updateTasks(ctx context.Context) {
 				ok = false
 			}
 			if !ok {
-				t = newTask(c, k, d)
+				t = newTask(ctx, c, k, d)
 				c.tasks[k] = t
-				c.work.Go(func() { t.run(ctx) })
+				c.work.Go(t.run)
 			}
 			t.setDrain(d)
 		}

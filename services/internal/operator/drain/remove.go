@@ -33,13 +33,9 @@ type nodeRemover struct {
 	// changed are the instances about which mirrors have sent a notification. They are needed because an instance may
 	// be deleted before its Node was annotated with the instance's ID.
 	changed map[key]bool
-	// busy contains the shards with a running query. queried maps each instance to the time of the last query about it.
-	busy    map[string]bool
+	// queried maps each instance to the time of the last query about it.
 	queried map[key]time.Time
-}
-
-func newRemover() nodeRemover {
-	return nodeRemover{changed: map[key]bool{}, busy: map[string]bool{}, queried: map[key]time.Time{}}
+	busy    sync.Map // the IDs of the shards with a running query
 }
 
 // recordChange records that an instance has changed. It ignores changes of a shard's state. It is safe for concurrent
@@ -152,11 +148,11 @@ func (c *coordinator) updateNodes(ctx context.Context) {
 		c.changeNode(ctx, change)
 	}
 	for shard, of := range p.ask {
-		if !c.remover.startQuery(shard) {
+		if _, running := c.remover.busy.LoadOrStore(shard, true); running {
 			continue
 		}
 		c.work.Go(func() {
-			defer c.remover.endQuery(shard)
+			defer c.remover.busy.Delete(shard)
 			for k, nodes := range of {
 				c.removeIfGone(ctx, k, nodes)
 			}
@@ -196,22 +192,6 @@ func (c *coordinator) readMirrors() (live map[string]instance, dead map[string]k
 		}
 	}
 	return live, dead, synced
-}
-
-func (r *nodeRemover) startQuery(shard string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.busy[shard] {
-		return false
-	}
-	r.busy[shard] = true
-	return true
-}
-
-func (r *nodeRemover) endQuery(shard string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.busy, shard)
 }
 
 // mayQuery limits the rate of queries about one instance.

@@ -26,14 +26,14 @@ type task struct {
 	key
 	log *slog.Logger
 
-	mu          sync.Mutex
-	drain       shards.Drain
-	stop        context.CancelCauseFunc // cancels the task
-	stopWork    context.CancelCauseFunc // cancels the eviction; the acknowledgement follows
-	timer       *time.Timer             // fires at the deadline, less the margin
-	evictionErr error                   // why the eviction was cancelled, or will be when it starts
-	taskErr     error                   // why the task was cancelled, or will be when it starts
-	finished    time.Time
+	whole, eviction context.Context         // of the task, and of its eviction only
+	cancel          context.CancelCauseFunc // cancels the task without an acknowledgement
+	stopEviction    context.CancelCauseFunc // cancels the eviction; the acknowledgement follows
+	timer           *time.Timer             // fires at the deadline, less the margin
+
+	mu       sync.Mutex
+	drain    shards.Drain
+	finished time.Time
 }
 
 const (
@@ -48,10 +48,11 @@ const (
 	progress = time.Minute
 )
 
-func newTask(c *coordinator, k key, d shards.Drain) *task {
-	t := &task{coordinator: c, key: k, log: c.Log.With("shard", k.shard, "instance", k.instance)}
+func newTask(ctx context.Context, c *coordinator, k key, d shards.Drain) *task {
+	t := &task{coordinator: c, key: k, log: c.Log.With("shard", k.shard, "instance", k.instance), drain: d}
+	t.whole, t.cancel = context.WithCancelCause(ctx)
+	t.eviction, t.stopEviction = context.WithCancelCause(t.whole)
 	t.timer = time.AfterFunc(remaining(d), func() { t.stopEviction(errDeadline) })
-	t.drain = d
 	return t
 }
 
@@ -88,30 +89,6 @@ func isGone(i *nstancev1.InstanceStatus) bool {
 	return i.GetState() == "deleted"
 }
 
-// stopEviction cancels the eviction.
-func (t *task) stopEviction(why error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.evictionErr == nil {
-		t.evictionErr = why
-	}
-	if t.stopWork != nil {
-		t.stopWork(why)
-	}
-}
-
-// cancel cancels the task without an acknowledgement.
-func (t *task) cancel(why error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.taskErr == nil {
-		t.taskErr = why
-	}
-	if t.stop != nil {
-		t.stop(why)
-	}
-}
-
 func (t *task) currentDrain() shards.Drain {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,46 +103,32 @@ func (t *task) finishedBefore(at time.Time) bool {
 	return !t.finished.IsZero() && t.finished.Before(at)
 }
 
-// contexts returns two contexts: whole is for the whole task, and work is only for the eviction.
-func (t *task) contexts(ctx context.Context) (whole, work context.Context, done func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	whole, t.stop = context.WithCancelCause(ctx)
-	work, t.stopWork = context.WithCancelCause(whole)
-	if t.taskErr != nil {
-		t.stop(t.taskErr)
-	}
-	if t.evictionErr != nil {
-		t.stopWork(t.evictionErr)
-	}
-	return whole, work, func() {
-		t.timer.Stop()
-		t.stopEviction(errOver)
-		t.cancel(errOver)
-		t.mu.Lock()
-		t.finished = time.Now()
-		t.mu.Unlock()
-		wake(t.drains)
-	}
-}
-
-func (t *task) run(ctx context.Context) {
+// run drains the Nodes, and acknowledges the drain unless the task was cancelled.
+func (t *task) run() {
 	began := time.Now()
 	t.metrics.active.Inc()
 	defer t.metrics.active.Dec()
-	whole, work, done := t.contexts(ctx)
-	defer done()
-	end := t.evacuate(work)
-	if whole.Err() != nil {
-		t.log.Info("drain cancelled", "reason", context.Cause(whole).Error())
+	defer t.finish()
+	end := t.evacuate(t.eviction)
+	if t.whole.Err() != nil {
+		t.log.Info("drain cancelled", "reason", context.Cause(t.whole).Error())
 		return
 	}
-	if !t.acknowledge(whole) {
+	if !t.acknowledge(t.whole) {
 		return
 	}
 	took := time.Since(began)
 	t.metrics.duration.WithLabelValues(string(end)).Observe(took.Seconds())
 	t.log.Info("drain acknowledged", "result", string(end), "took", took.Round(time.Millisecond).String())
+}
+
+func (t *task) finish() {
+	t.timer.Stop()
+	t.cancel(errOver)
+	t.mu.Lock()
+	t.finished = time.Now()
+	t.mu.Unlock()
+	wake(t.drains)
 }
 
 // evacuate evicts all pods of the instance's Nodes. It returns when the Nodes are empty or ctx ends.
