@@ -76,7 +76,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}
 		endpoint = &own
 	}
-	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o), recreate: o.Recreate}
+	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: &kubeconfigKeeper{Options: o, try: listNodes},
+		recreate: o.Recreate}
 	ours := predicate.NewPredicateFuncs(o.IsCluster)
 	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
 	err := o.NewController(mgr, "nstancecluster", 1).
@@ -88,13 +89,11 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			}
 			return request
 		})).
-		// Reconcile once at the start, to create the objects. Reconcile again whenever the result of kubeconfig.problem
-		// or a problem changes.
+		// Reconcile once at the start, to create the objects. Reconcile again whenever a problem changes.
 		WatchesRawSource(
-			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 				queue.Add(request[0])
 				r.Problems.Notify(func() { queue.Add(request[0]) })
-				go r.kubeconfig.notifyChanges(ctx, func() { queue.Add(request[0]) })
 				return nil
 			})).
 		Complete(o.Supervise(r, &v1beta1.NstanceCluster{}))

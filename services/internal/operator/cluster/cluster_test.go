@@ -100,7 +100,7 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
 		ServiceAccount: "nstance-capi-workload", Problems: &scope.Problems{}}
 	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443},
-		kubeconfig: newKubeconfigKeeper(o)}
+		kubeconfig: &kubeconfigKeeper{Options: o}}
 	w.kubeconfig.try = func(context.Context, []byte) error {
 		if answer := w.answer.Load(); answer != nil {
 			return answer
@@ -175,7 +175,7 @@ func TestClusterIsCreated(t *testing.T) {
 	// Add the shard "north" and make the shard "west" unreachable. The zone of "west" must stay in the status.
 	w.shards.Add("north")
 	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
-	w.kubeconfig.err = nil
+	w.Problems = &scope.Problems{} // as if it had succeeded
 	w.reconcile(t)
 	infra, _ = w.read(t)
 	if len(infra.Status.FailureDomains) != 3 || infra.Status.FailureDomains[2].Attributes["zone"] != "west-1" {
@@ -368,7 +368,7 @@ func TestKubeconfig(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		notified := 0
-		go w.kubeconfig.notifyChanges(ctx, func() { notified++ })
+		w.Problems.Notify(func() { notified++ })
 		go func() { done <- w.kubeconfig.run(ctx) }()
 		wait := func(d time.Duration) { <-time.After(d); synctest.Wait() }
 
@@ -379,11 +379,11 @@ func TestKubeconfig(t *testing.T) {
 		w.reconcile(t)
 		wait(time.Minute) // without the ServiceAccount
 		if notified == 0 ||
-			!strings.Contains(w.kubeconfig.problem(), "ServiceAccount nstance-system/nstance-capi-workload") ||
-			!strings.Contains(w.kubeconfig.problem(), "kubectl create serviceaccount nstance-capi-workload -n "+
+			!strings.Contains(w.Problems.String(), "ServiceAccount nstance-system/nstance-capi-workload") ||
+			!strings.Contains(w.Problems.String(), "kubectl create serviceaccount nstance-capi-workload -n "+
 				"nstance-system; kubectl create clusterrolebinding nstance-capi-workload-nstance-system "+
 				"--clusterrole=nstance-operator-workload --serviceaccount=nstance-system:nstance-capi-workload") {
-			t.Errorf("problem %q, told %d times", w.kubeconfig.problem(), notified)
+			t.Errorf("problem %q, told %d times", w.Problems.String(), notified)
 		}
 		if event := <-w.recorder.Events; !strings.HasPrefix(event, "Warning KubeconfigFailed ") ||
 			len(w.recorder.Events) != 0 {
@@ -396,10 +396,10 @@ func TestKubeconfig(t *testing.T) {
 		w.limited = true
 		wait(2 * time.Minute)
 		secret := w.secret(t)
-		if w.kubeconfig.problem() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" ||
+		if w.Problems.String() != "" || w.token(t) != "token-1" || secret.Type != "cluster.x-k8s.io/secret" ||
 			secret.Labels["cluster.x-k8s.io/cluster-name"] != "demo--default" ||
 			len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Kind != "Cluster" {
-			t.Errorf("problem %q, secret %+v", w.kubeconfig.problem(), secret.ObjectMeta)
+			t.Errorf("problem %q, secret %+v", w.Problems.String(), secret.ObjectMeta)
 		}
 		wait(25 * time.Minute)
 		if w.token(t) != "token-1" {
@@ -441,18 +441,18 @@ func TestKubeconfig(t *testing.T) {
 		wait(recheck)
 		w.answer.Store(nil)
 		wait(recheck)
-		if w.token(t) != "token-8" || w.kubeconfig.problem() != "" {
-			t.Errorf("token %q, problem %q", w.token(t), w.kubeconfig.problem())
+		if w.token(t) != "token-8" || w.Problems.String() != "" {
+			t.Errorf("token %q, problem %q", w.token(t), w.Problems.String())
 		}
 		w.answer.Store(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no role")))
 		wait(recheck)
-		if problem := w.kubeconfig.problem(); !strings.Contains(problem, "nstance-capi-workload may not list Nodes") {
+		if problem := w.Problems.String(); !strings.Contains(problem, "nstance-capi-workload may not list Nodes") {
 			t.Errorf("problem %q", problem)
 		}
 		w.answer.Store(nil)
 		wait(time.Minute)
-		if w.token(t) != "token-8" || w.kubeconfig.problem() != "" {
-			t.Errorf("token %q, problem %q", w.token(t), w.kubeconfig.problem())
+		if w.token(t) != "token-8" || w.Problems.String() != "" {
+			t.Errorf("token %q, problem %q", w.token(t), w.Problems.String())
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -507,14 +507,14 @@ func TestKubeconfigIsRetriedSoon(t *testing.T) {
 		w.limited = true
 		for range 20 {
 			wait(time.Minute)
-			if w.kubeconfig.problem() == "" {
+			if w.Problems.String() == "" {
 				t.Fatal("no fault")
 			}
 			w.limited = false
 			mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))
 			w.limited = true
 			wait(30*time.Second + time.Millisecond)
-			if problem := w.kubeconfig.problem(); problem != "" {
+			if problem := w.Problems.String(); problem != "" {
 				t.Fatalf("30 s after the end of the fault: %s", problem)
 			}
 			mustSucceed(t, w.Client.Delete(t.Context(), serviceAccount()))
@@ -599,10 +599,10 @@ func TestKubeconfigCreatesTheAccount(t *testing.T) {
 
 func TestKubeconfigOfAnExternalCluster(t *testing.T) {
 	w := newTestReconciler(t)
-	o := w.Options
-	o.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
-	if problem := newKubeconfigKeeper(o).problem(); problem != "" {
-		t.Errorf("it is the admin's: %s", problem)
+	w.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
+	w.reconcile(t)
+	if problem := w.Problems.String(); problem != "" || w.tokens > 0 {
+		t.Errorf("it is the admin's: %d tokens, problem %q", w.tokens, problem)
 	}
 }
 

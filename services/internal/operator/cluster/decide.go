@@ -56,7 +56,7 @@ func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *cluste
 	default:
 		set(v1beta1.ShardsReachableCondition, false, v1beta1.WaitingForShardReason, waits)
 	}
-	if problem := strings.Trim(r.kubeconfig.problem()+"; "+r.Problems.String(), "; "); problem != "" {
+	if problem := r.Problems.String(); problem != "" {
 		set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, scope.ConditionMessage(problem))
 		return
 	}

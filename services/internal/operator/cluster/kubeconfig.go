@@ -24,7 +24,6 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
-	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 const (
@@ -50,45 +49,11 @@ type kubeconfigKeeper struct {
 	renewAt time.Time  // Guarded by writing.
 	written []byte     // The kubeconfig that was written last. Guarded by writing.
 	ca      []byte     // The CA in it. Guarded by writing.
-
-	mu      sync.Mutex
-	err     error
-	changed chan struct{}
-}
-
-func newKubeconfigKeeper(o Options) *kubeconfigKeeper {
-	k := &kubeconfigKeeper{Options: o, try: listNodes, changed: make(chan struct{}, 1)}
-	if o.External == nil {
-		k.err = errors.New("the kubeconfig for Cluster API has not been created yet")
-	}
-	return k
-}
-
-// problem returns the reason why there is no valid kubeconfig, "" if there is one.
-func (k *kubeconfigKeeper) problem() string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.err == nil {
-		return ""
-	}
-	return k.err.Error()
-}
-
-// notifyChanges calls fn whenever the method problem returns another result than before, until ctx ends.
-func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-k.changed:
-			fn()
-		}
-	}
 }
 
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=serviceaccounts/token,resourceNames=nstance-capi-workload,verbs=create
 
-// run maintains the kubeconfig until ctx ends. After a failure, it records an event and tries again.
+// run maintains the kubeconfig until ctx ends. After a failure, it tries again.
 func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	failures := 0
 	for ctx.Err() == nil {
@@ -104,40 +69,18 @@ func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	return nil
 }
 
-// updateSecret calls ensureSecret and records the result.
+// updateSecret calls ensureSecret and reports a failure, unless there is no Cluster yet.
 func (k *kubeconfigKeeper) updateSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
 	k.writing.Lock()
 	defer k.writing.Unlock()
 	err := k.ensureSecret(ctx, cluster)
-	if err == nil || ctx.Err() == nil {
-		k.recordResult(ctx, err)
+	if err != nil && ctx.Err() != nil || errors.Is(err, errNoCluster) {
+		return err
+	}
+	if k.Problems.Set("the kubeconfig for Cluster API", v1beta1.KubeconfigFailedReason, err) && err != nil {
+		k.Log.Warn("failed to renew the kubeconfig for Cluster API; trying again", "error", err)
 	}
 	return err
-}
-
-// recordResult stores the result of the last attempt. If the result has changed, recordResult logs it and records an
-// event.
-func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
-	k.mu.Lock()
-	had := k.err
-	k.err = err
-	k.mu.Unlock()
-	if (had == nil) == (err == nil) && (err == nil || had.Error() == err.Error()) {
-		return
-	}
-	select {
-	case k.changed <- struct{}{}:
-	default:
-	}
-	if err == nil || errors.Is(err, errNoCluster) {
-		return
-	}
-	k.Log.Warn("failed to renew the kubeconfig for Cluster API; trying again", "error", err)
-	var infra v1beta1.NstanceCluster
-	if k.Client.Get(ctx, k.objectKey(), &infra) == nil {
-		k.Recorder.Eventf(&infra, nil, corev1.EventTypeWarning, v1beta1.KubeconfigFailedReason, "Kubeconfig", "%s",
-			scope.EventNote(err.Error()))
-	}
 }
 
 // errNoCluster is returned while the Cluster that owns the Secret does not exist.

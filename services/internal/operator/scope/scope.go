@@ -260,8 +260,8 @@ type Problems struct {
 // Problem is what is wrong, and the reason of its event.
 type Problem struct{ Reason, Message string }
 
-// Set replaces the problem of a source. If err is nil, the source has none.
-func (p *Problems) Set(source, reason string, err error) {
+// Set replaces the problem of a source, and reports whether that changed it. If err is nil, the source has none.
+func (p *Problems) Set(source, reason string, err error) bool {
 	p.mu.Lock()
 	before, had := p.by[source]
 	if err == nil {
@@ -276,11 +276,12 @@ func (p *Problems) Set(source, reason string, err error) {
 	changed := p.changed
 	p.mu.Unlock()
 	if had == has && before == after {
-		return
+		return false
 	}
 	for _, fn := range changed {
 		fn()
 	}
+	return true
 }
 
 // All returns the problems, sorted by source.
