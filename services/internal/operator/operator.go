@@ -28,7 +28,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/rest"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 	kubecluster "sigs.k8s.io/controller-runtime/pkg/cluster"
@@ -128,7 +127,7 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 	var background sync.WaitGroup
 	defer background.Wait()
 	background.Go(func() {
-		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) {
+		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, log, func(next settings.Config) {
 			current.Store(&next)
 			set.Configure(operatorAddrs(next))
 		}, func(err error) { problems.Set(configurationSource, v1beta1.ConfigurationInvalidReason, err) })
@@ -187,14 +186,10 @@ func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.Public
 func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *drain.Metrics,
 	problems *scope.Problems, adjust func(*rest.Config), log *slog.Logger) error {
 	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
-	var external *clusterv1.APIEndpoint
-	if !c.Environment.Endpoint.IsZero() {
-		external = &clusterv1.APIEndpoint{Host: c.Environment.Endpoint.Host, Port: c.Environment.Endpoint.Port}
-	}
 	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
 	for name, err := range map[string]error{
-		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(), External: external,
-			ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster, Problems: problems}),
+		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(),
+			External: c.Environment.Endpoint, ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster, Problems: problems}),
 		"pool":    pool.Setup(mgr, s),
 		"machine": machine.Setup(mgr, s),
 		"report":  report.Setup(mgr, s),
@@ -204,7 +199,7 @@ func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *dra
 		}
 	}
 	return cluster.SetupWorkload(mgr, cluster.WorkloadOptions{
-		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust,
+		Namespace: namespace, Cluster: id, Tenant: tenant, External: !c.Environment.Endpoint.IsZero(), Adjust: adjust,
 		Options: workloadOptions(mgr), Problems: problems, Log: log,
 	}, func(workload kubecluster.Cluster) error {
 		if err := scope.NodeByProviderID.Add(workload.GetFieldIndexer()); err != nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator"
-	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
 // awaitEnd waits until an operator ends and checks its error.
@@ -98,7 +97,7 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	k := kubernetes(t)
 	deployment := newTestDeployment(t, k, "external", scenarioGroups)
 	external := func(c *operator.Config) {
-		c.Environment.Endpoint = settings.Endpoint{Host: "api.example.com", Port: 6443}
+		c.Environment.Endpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}
 	}
 	p := deployment.start(external)
 	waits := func(reason string) {

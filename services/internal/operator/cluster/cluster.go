@@ -49,9 +49,9 @@ type Options struct {
 	scope.Scope
 	// Config is the operator's client configuration for the API server.
 	Config *rest.Config
-	// External is the API server of an external workload cluster. If nil, the operator's own cluster is the workload
-	// cluster.
-	External *clusterv1.APIEndpoint
+	// External is the API server of an external workload cluster. If it is zero, the operator's own cluster is the
+	// workload cluster.
+	External clusterv1.APIEndpoint
 	// ServiceAccount is the account for the tokens in the kubeconfig. It is not used with External.
 	ServiceAccount string
 	// Recreate lets the operator create a deleted Cluster again, once.
@@ -69,14 +69,13 @@ func (o *Options) objectKey() types.NamespacedName {
 func Setup(mgr ctrl.Manager, o Options) error {
 	o.Scope = o.From(mgr, "nstance-operator")
 	endpoint := o.External
-	if endpoint == nil {
-		own, err := endpointOf(o.Config)
-		if err != nil {
+	if endpoint.IsZero() {
+		var err error
+		if endpoint, err = endpointOf(o.Config); err != nil {
 			return err
 		}
-		endpoint = &own
 	}
-	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: &kubeconfigKeeper{Options: o, try: listNodes},
+	r := &reconciler{Options: o, endpoint: endpoint, kubeconfig: &kubeconfigKeeper{Options: o, try: listNodes},
 		recreate: o.Recreate}
 	ours := predicate.NewPredicateFuncs(o.IsCluster)
 	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
@@ -100,7 +99,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return fmt.Errorf("controller of NstanceCluster: %w", err)
 	}
-	if o.External != nil {
+	if !o.External.IsZero() {
 		return nil
 	}
 	return mgr.Add(manager.RunnableFunc(r.kubeconfig.run))
@@ -197,7 +196,7 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	if err != nil {
 		return err
 	}
-	if cluster.UID != r.cleared && r.External == nil {
+	if cluster.UID != r.cleared && r.External.IsZero() {
 		// As soon as the infrastructure is provisioned, Cluster API connects to the workload cluster. If it cannot
 		// connect, it tries again only after 30 s. So create the kubeconfig first. If this fails, the status shows the
 		// error, and kubeconfigKeeper.run retries in the background.

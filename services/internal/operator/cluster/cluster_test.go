@@ -599,7 +599,7 @@ func TestKubeconfigCreatesTheAccount(t *testing.T) {
 
 func TestKubeconfigOfAnExternalCluster(t *testing.T) {
 	w := newTestReconciler(t)
-	w.External = &clusterv1.APIEndpoint{Host: "api", Port: 6443}
+	w.External = clusterv1.APIEndpoint{Host: "api", Port: 6443}
 	w.reconcile(t)
 	if problem := w.Problems.String(); problem != "" || w.tokens > 0 {
 		t.Errorf("it is the admin's: %d tokens, problem %q", w.tokens, problem)
@@ -689,7 +689,9 @@ func FuzzParseKubeconfig(f *testing.F) {
 
 // TestFollowsTheKubeconfig checks that the operator exits when the kubeconfig changes. After its restart, the operator
 // uses the new kubeconfig. The operator ignores a kubeconfig that is invalid or missing.
-func TestFollowsTheKubeconfig(t *testing.T) {
+func TestFollowsTheKubeconfig(t *testing.T) { synctest.Test(t, followKubeconfig) }
+
+func followKubeconfig(t *testing.T) {
 	at := types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}
 	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name},
@@ -697,9 +699,9 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	w := newTestReconciler(t, secret)
 	var log strings.Builder
 	var problem atomic.Bool
-	ticks, done := make(chan time.Time), make(chan error, 1)
+	done := make(chan error, 1)
 	go func() {
-		done <- waitForChange(t.Context(), w.Client, at, first, ticks, func(err error) {
+		done <- waitForChange(t.Context(), w.Client, at, first, func(err error) {
 			if err != nil {
 				problem.Store(true)
 			}
@@ -714,26 +716,19 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	}
 	tick := func() {
 		t.Helper()
-		select {
-		case ticks <- time.Time{}:
-		case err := <-done:
-			t.Fatalf("it has ended: %v", err)
+		<-time.After(recheck)
+		synctest.Wait()
+		if len(done) > 0 {
+			t.Fatalf("it has ended: %v", <-done)
 		}
 	}
 	tick()
 	put([]byte("\ufeff" + strings.ReplaceAll(string(first), "\n", "\r\n") + "\r\n")) // no change
 	tick()
-	tick()
 	put([]byte("nonsense"))
 	tick()
-	tick()
-	put(second) // The previous tick may see this change already.
-	var err error
-	select {
-	case ticks <- time.Time{}:
-		err = <-done
-	case err = <-done:
-	}
+	put(second)
+	err := <-done
 	if err == nil || !strings.Contains(err.Error(), "has changed") {
 		t.Error(err)
 	}

@@ -77,7 +77,7 @@ func SetupWorkload(mgr ctrl.Manager, o WorkloadOptions, setup func(cluster.Clust
 		if err := mgr.Add(c); err != nil {
 			return err
 		}
-		return waitForChange(ctx, mgr.GetAPIReader(), at, text, nil, report, o.Log)
+		return waitForChange(ctx, mgr.GetAPIReader(), at, text, report, o.Log)
 	}))
 }
 
@@ -178,22 +178,11 @@ func checkSelfContained(c *clientcmdapi.Config) error {
 	return nil
 }
 
-// waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks the kubeconfig
-// whenever it receives from ticks. If ticks is nil, it checks every [recheck]. After each check, it calls report with
-// the problem of the kubeconfig, or with nil if there is none.
+// waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. After each check, it
+// calls report with the problem of the kubeconfig, or with nil if there is none.
 func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
-	ticks <-chan time.Time, report func(error), log *slog.Logger) error {
-	if ticks == nil {
-		ticker := time.NewTicker(recheck)
-		defer ticker.Stop()
-		ticks = ticker.C
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticks:
-		}
+	report func(error), log *slog.Logger) error {
+	for tasks.Sleep(ctx, recheck) == nil {
 		now, err := readKubeconfig(ctx, reader, at)
 		if ctx.Err() != nil {
 			return nil
@@ -214,4 +203,5 @@ func waitForChange(ctx context.Context, reader client.Reader, at types.Namespace
 			return fmt.Errorf("the kubeconfig in Secret %s has changed: restarting to use it", at)
 		}
 	}
+	return nil
 }

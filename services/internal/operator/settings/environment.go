@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
@@ -28,21 +29,12 @@ type Environment struct {
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
 	// Endpoint is the API server of an external workload cluster, zero if the operator's own cluster is the workload
 	// cluster.
-	Endpoint Endpoint
+	Endpoint clusterv1.APIEndpoint
 	// ServiceAccount is the service account whose tokens are in Cluster API's kubeconfig.
 	ServiceAccount string
 	// JSON means that requests to the API server use JSON instead of protocol buffers.
 	JSON bool
 }
-
-// Endpoint is the address of an API server.
-type Endpoint struct {
-	Host string
-	Port int32
-}
-
-// IsZero reports whether the endpoint is unset.
-func (e Endpoint) IsZero() bool { return e == Endpoint{} }
 
 // Variable documents an environment variable.
 type Variable struct{ Name, Default, Text string }
@@ -145,33 +137,22 @@ func validateObject(name string) error {
 }
 
 // ParseEndpoint parses the address of an API server: host:port, or an https URL with the default port 443.
-func ParseEndpoint(text string) (Endpoint, error) {
+func ParseEndpoint(text string) (clusterv1.APIEndpoint, error) {
 	hostport := text
 	if strings.Contains(text, "://") {
 		u, err := url.Parse(text)
 		switch {
 		case err != nil:
-			return Endpoint{}, fmt.Errorf("%q is not a URL", text)
+			return clusterv1.APIEndpoint{}, fmt.Errorf("%q is not a URL", text)
 		case u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Path != "" &&
 			u.Path != "/":
-			return Endpoint{}, fmt.Errorf("%q: want https://host:port", text)
+			return clusterv1.APIEndpoint{}, fmt.Errorf("%q: want https://host:port", text)
 		}
 		if hostport = u.Host; u.Port() == "" {
 			hostport = net.JoinHostPort(u.Hostname(), "443")
 		}
 	}
-	if err := validateAddr(hostport); err != nil {
-		return Endpoint{}, err
-	}
-	host, port, err := net.SplitHostPort(hostport)
-	if err != nil {
-		return Endpoint{}, err
-	}
-	n, err := strconv.ParseInt(port, 10, 32)
-	if err != nil {
-		return Endpoint{}, err
-	}
-	return Endpoint{Host: host, Port: int32(n)}, nil
+	return parseAddr(hostport)
 }
 
 // WriteHelp writes the help text for the variables.

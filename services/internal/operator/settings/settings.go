@@ -20,8 +20,10 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (
@@ -35,33 +37,22 @@ const (
 // Config is the content of the configuration file.
 type Config struct {
 	// The operator works for this cluster and this tenant.
-	Cluster, Tenant string
+	Cluster string `yaml:"cluster_id"`
+	Tenant  string `yaml:"tenant"`
 	// Shards are the cluster's shards by ID.
-	Shards map[string]Endpoints
+	Shards map[string]Endpoints `yaml:"shards"`
 }
 
 // Endpoints are the addresses of a shard's servers, as host:port.
 type Endpoints struct {
 	// Registration is the address at which an operator without a certificate registers.
-	Registration string
+	Registration string `yaml:"registration_addr"`
 	// Operator is the address of the operator API, which requires a certificate.
-	Operator string
+	Operator string `yaml:"operator_addr"`
 }
 
 // IDs returns the IDs of the shards, sorted.
 func (c Config) IDs() []string { return slices.Sorted(maps.Keys(c.Shards)) }
-
-// fileFormat is the YAML form of the configuration file.
-type fileFormat struct {
-	Cluster string                  `yaml:"cluster_id"`
-	Tenant  *string                 `yaml:"tenant"`
-	Shards  map[string]*shardFormat `yaml:"shards"`
-}
-
-type shardFormat struct {
-	Registration string `yaml:"registration_addr"`
-	Operator     string `yaml:"operator_addr"`
-}
 
 // Load reads the configuration file.
 func Load(path string) (Config, error) {
@@ -90,10 +81,10 @@ func Parse(text []byte) (Config, error) {
 	if len(text) > maxFile {
 		return Config{}, fmt.Errorf("the file has more than %d bytes", maxFile)
 	}
-	var f fileFormat
+	config := Config{Tenant: ident.DefaultTenant}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
-	switch err := decoder.Decode(&f); {
+	switch err := decoder.Decode(&config); {
 	case errors.Is(err, io.EOF):
 		return Config{}, errors.New("the file is empty")
 	case err != nil:
@@ -102,83 +93,66 @@ func Parse(text []byte) (Config, error) {
 	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return Config{}, errors.New("the file has more than one YAML document")
 	}
-	return f.validate()
+	if err := config.validate(); err != nil {
+		return Config{}, err
+	}
+	return config, nil
 }
 
-func (f fileFormat) validate() (Config, error) {
-	config := Config{Cluster: f.Cluster, Tenant: ident.DefaultTenant, Shards: map[string]Endpoints{}}
+func (c Config) validate() error {
 	var problems []error
 	complain := func(field string, err error) {
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", field, err))
 		}
 	}
-	complain("cluster_id", ident.ValidateClusterName(f.Cluster))
-	if f.Tenant != nil {
-		config.Tenant = *f.Tenant
-	}
-	complain("tenant", ident.ValidateTenantName(config.Tenant))
-	switch n := len(f.Shards); {
+	complain("cluster_id", ident.ValidateClusterName(c.Cluster))
+	complain("tenant", ident.ValidateTenantName(c.Tenant))
+	switch n := len(c.Shards); {
 	case n == 0:
 		complain("shards", errors.New("want at least one shard"))
 	case n > maxShards:
 		complain("shards", fmt.Errorf("%d shards, at most %d are allowed", n, maxShards))
 	}
-	for _, id := range slices.Sorted(maps.Keys(f.Shards)) {
-		at := f.Shards[id]
-		if at == nil {
-			at = new(shardFormat)
-		}
+	for _, id := range c.IDs() {
 		complain("shards", ident.ValidateName(id))
-		complain("shards."+id+".registration_addr", validateAddr(at.Registration))
-		complain("shards."+id+".operator_addr", validateAddr(at.Operator))
-		config.Shards[id] = Endpoints{Registration: at.Registration, Operator: at.Operator}
+		_, err := parseAddr(c.Shards[id].Registration)
+		complain("shards."+id+".registration_addr", err)
+		_, err = parseAddr(c.Shards[id].Operator)
+		complain("shards."+id+".operator_addr", err)
 	}
-	if len(problems) > 0 {
-		return Config{}, errors.Join(problems...)
-	}
-	return config, nil
+	return errors.Join(problems...)
 }
 
-// validateAddr returns an error unless addr is host:port with a host and a port from 1 to 65535.
-func validateAddr(addr string) error {
+// parseAddr parses host:port with a host and a port from 1 to 65535.
+func parseAddr(addr string) (clusterv1.APIEndpoint, error) {
 	if addr == "" {
-		return errors.New("is missing, want host:port")
+		return clusterv1.APIEndpoint{}, errors.New("is missing, want host:port")
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host == "" || strings.ContainsFunc(host, func(r rune) bool {
 		return r <= ' ' || r == '/' || r == '@' || r > '~'
 	}) {
-		return fmt.Errorf("%q is not host:port", addr)
+		return clusterv1.APIEndpoint{}, fmt.Errorf("%q is not host:port", addr)
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("%q: the port is not a number from 1 to 65535", addr)
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return clusterv1.APIEndpoint{}, fmt.Errorf("%q: the port is not a number from 1 to 65535", addr)
 	}
-	return nil
+	return clusterv1.APIEndpoint{Host: host, Port: int32(n)}, nil
 }
 
 // Interval is the time between two checks of the configuration file. The kubelet updates a mounted ConfigMap only about
 // once a minute.
 const Interval = 5 * time.Second
 
-// Watch reads the file at each tick until ctx ends, or every [Interval] if ticks is nil. It calls the function "use"
-// with each valid configuration that differs from the previous one. It ignores a file that is missing or invalid, or
-// that belongs to another cluster or tenant. It logs the same problem only once. After each tick, it calls report with
-// the problem, or with nil if there is none.
-func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config),
-	report func(error)) {
-	if ticks == nil {
-		ticker := time.NewTicker(Interval)
-		defer ticker.Stop()
-		ticks = ticker.C
-	}
+// Watch reads the file every [Interval] until ctx ends. It calls the function "use" with each valid configuration that
+// differs from the previous one. It ignores a file that is missing or invalid, or that belongs to another cluster or
+// tenant. It logs the same problem only once. Each time, it calls report with the problem, or with nil if there is
+// none.
+func Watch(ctx context.Context, path string, now Config, log *slog.Logger, use func(Config), report func(error)) {
 	reported := ""
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticks:
-		}
+	for tasks.Sleep(ctx, Interval) == nil {
 		next, err := Load(path)
 		if err == nil {
 			err = now.checkChange(next)

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
@@ -34,7 +36,8 @@ func TestParse(t *testing.T) {
 	}}
 	for name, text := range map[string]string{
 		"the example": example, "with a mark at its begin": "---\n" + example,
-		"without a tenant": strings.Replace(example, "tenant: default\n", "", 1),
+		"without a tenant":     strings.Replace(example, "tenant: default\n", "", 1),
+		"with an unset tenant": strings.Replace(example, "tenant: default\n", "tenant:\n", 1),
 	} {
 		got, err := settings.Parse([]byte(text))
 		if err != nil {
@@ -132,24 +135,25 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestWatch(t *testing.T) {
+func TestWatch(t *testing.T) { synctest.Test(t, watch) }
+
+func watch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	first, err := settings.Parse([]byte(example))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	ticks, done := make(chan time.Time), make(chan struct{})
+	done := make(chan struct{})
 	var used []string
 	var wrong []bool
 	var log bytes.Buffer
 	go func() {
 		defer close(done)
-		settings.Watch(ctx, path, first, ticks, slog.New(slog.NewTextHandler(&log, nil)), func(c settings.Config) {
+		settings.Watch(ctx, path, first, slog.New(slog.NewTextHandler(&log, nil)), func(c settings.Config) {
 			used = append(used, strings.Join(c.IDs(), ","))
 		}, func(err error) { wrong = append(wrong, err != nil) })
 	}()
-	// Watch receives the second tick only after it has processed the first one.
 	observe := func(text string) {
 		t.Helper()
 		if text == "" {
@@ -157,8 +161,8 @@ func TestWatch(t *testing.T) {
 		} else {
 			write(t, path, text)
 		}
-		ticks <- time.Time{}
-		ticks <- time.Time{}
+		<-time.After(settings.Interval)
+		synctest.Wait()
 	}
 	observe("")
 	observe(example)
@@ -175,7 +179,7 @@ func TestWatch(t *testing.T) {
 	if d := cmp.Diff([]string{"new,us-east-1a,us-west-2a", "new", "us-east-1a,us-west-2a"}, used); d != "" {
 		t.Error(d)
 	}
-	if !wrong[0] || wrong[4] || !wrong[6] || wrong[len(wrong)-1] {
+	if !wrong[0] || wrong[2] || !wrong[3] || wrong[len(wrong)-1] {
 		t.Errorf("reported as wrong: %v", wrong)
 	}
 	if n := strings.Count(log.String(), "is invalid"); n != 4 {
@@ -219,7 +223,7 @@ func TestParseEnvironment(t *testing.T) {
 	}
 	if d := cmp.Diff(settings.Environment{Namespace: "ns", CAConfigMap: "ca", CertSecret: "cert", KeySecret: "key",
 		NonceSecret: "nonce",
-		Endpoint:    settings.Endpoint{Host: "api.example.com", Port: 443}, ServiceAccount: "sa", JSON: true},
+		Endpoint:    clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}, ServiceAccount: "sa", JSON: true},
 		got); d != "" {
 		t.Error(d)
 	}
@@ -247,7 +251,7 @@ func TestParseEnvironment(t *testing.T) {
 }
 
 func TestParseEndpoint(t *testing.T) {
-	for text, want := range map[string]settings.Endpoint{
+	for text, want := range map[string]clusterv1.APIEndpoint{
 		"api:6443": {Host: "api", Port: 6443}, "https://api:6443": {Host: "api", Port: 6443},
 		"https://10.0.0.1/":  {Host: "10.0.0.1", Port: 443},
 		"[2001:db8::1]:6443": {Host: "2001:db8::1", Port: 6443}, "https://[2001:db8::1]": {Host: "2001:db8::1",
