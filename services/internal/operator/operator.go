@@ -189,7 +189,8 @@ func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *dra
 	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
 	for name, err := range map[string]error{
 		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(),
-			External: c.Environment.Endpoint, ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster, Problems: problems}),
+			External: c.Environment.Endpoint, ServiceAccount: c.Environment.ServiceAccount,
+			Recreate: c.Options.RecreateCluster, Problems: problems}),
 		"pool":    pool.Setup(mgr, s),
 		"machine": machine.Setup(mgr, s),
 		"report":  report.Setup(mgr, s),

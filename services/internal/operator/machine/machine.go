@@ -320,7 +320,7 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 		}
 		v.fault.text = "shard " + m.Spec.Shard + ": " + v.fault.text
 		if s == stepCreate {
-			r.refused.rememberLost(m.UID, v.now.Time)
+			r.refused.lost.Store(m.UID, v.now.Time)
 		}
 		log.Warn("call failed", "call", string(s), "error", err)
 		if v.fault.refused {

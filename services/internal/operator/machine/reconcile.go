@@ -357,10 +357,8 @@ func (r *Reconciler) recordEvents(before, after *v1beta1.NstanceMachine) {
 // fail again. After a restart, the operator repeats a refused call once. A call that failed before the restart can no
 // longer create an instance.
 type refusals struct {
-	mu sync.Mutex
-	of map[types.UID]refusal
-	// lost is the time of each machine's last CreateInstance call that failed. The call may still create the instance.
-	lost map[types.UID]time.Time
+	of   sync.Map // the refusal of each machine's last call, by the UID of the machine
+	lost sync.Map // the time of each machine's last call that failed and may still create the instance, by the UID
 }
 
 type refusal struct {
@@ -378,20 +376,14 @@ func etag(s *shardView) string {
 }
 
 func (r *refusals) remember(m *v1beta1.NstanceMachine, s *shardView, f *fault, now time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of == nil {
-		r.of = map[types.UID]refusal{}
-	}
-	r.of[m.UID] = refusal{generation: m.Generation, group: etag(s), until: now.Add(f.after), fault: f}
+	r.of.Store(m.UID, refusal{generation: m.Generation, group: etag(s), until: now.Add(f.after), fault: f})
 }
 
 // lookup returns the stored refusal. It returns nil if the refusal has expired, or if the machine or the group has
 // changed after the refusal.
 func (r *refusals) lookup(m *v1beta1.NstanceMachine, s *shardView, now time.Time) *fault {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	old, ok := r.of[m.UID]
+	stored, _ := r.of.Load(m.UID)
+	old, ok := stored.(refusal)
 	if !ok || old.generation != m.Generation || old.group != etag(s) || !now.Before(old.until) {
 		return nil
 	}
@@ -401,26 +393,13 @@ func (r *refusals) lookup(m *v1beta1.NstanceMachine, s *shardView, now time.Time
 }
 
 func (r *refusals) forget(id types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.of, id)
-	delete(r.lost, id)
-}
-
-func (r *refusals) rememberLost(id types.UID, now time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.lost == nil {
-		r.lost = map[types.UID]time.Time{}
-	}
-	r.lost[id] = now
+	r.of.Delete(id)
+	r.lost.Delete(id)
 }
 
 // inDoubt reports whether the server may still process a failed CreateInstance call. If so, an answer that the instance
 // does not exist may be premature.
 func (r *refusals) inDoubt(id types.UID, now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	at, ok := r.lost[id]
-	return ok && now.Sub(at) < creationDoubt
+	at, ok := r.lost.Load(id)
+	return ok && now.Sub(at.(time.Time)) < creationDoubt
 }

@@ -37,15 +37,9 @@ type mirror struct {
 	mu        sync.Mutex
 	number    uint64
 	groups    map[string]entry[*nstancev1.GroupStatus]
-	instances map[string]entry[*nstancev1.InstanceStatus]
+	instances map[string]instanceEntry
 	drains    map[string]Drain
-	// deletedAt maps each deleted instance to the time at which it was first seen deleted. guessed contains those
-	// instances that no leader has reported as deleted: they count as deleted because the leader does not know them.
-	deletedAt map[string]time.Time
-	guessed   map[string]bool
-	// missingSince maps each reserved instance that a leader does not know to the time when this was first seen. The
-	// instance may still appear.
-	missingSince map[string]time.Time
+
 	zone, region string
 }
 
@@ -54,11 +48,20 @@ type entry[M proto.Message] struct {
 	number  uint64
 }
 
+type instanceEntry struct {
+	entry[*nstancev1.InstanceStatus]
+	// deletedAt is when the instance was first seen deleted, zero if it is not deleted. guessed: no leader has reported
+	// it as deleted. It counts as deleted because the leader does not know it.
+	deletedAt time.Time
+	guessed   bool
+	// missingSince is when it was first seen that a leader does not know this reserved instance. The instance may still
+	// appear.
+	missingSince time.Time
+}
+
 func newMirror(id string, now func() time.Time) *mirror {
 	return &mirror{id: id, now: now, groups: map[string]entry[*nstancev1.GroupStatus]{},
-		instances: map[string]entry[*nstancev1.InstanceStatus]{},
-		drains:    map[string]Drain{}, deletedAt: map[string]time.Time{}, guessed: map[string]bool{},
-		missingSince: map[string]time.Time{}}
+		instances: map[string]instanceEntry{}, drains: map[string]Drain{}}
 }
 
 // ID implements [Shard].
@@ -223,18 +226,16 @@ func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []
 	id := i.GetInstanceId()
 	have, ok := m.instances[id]
 	switch {
-	case id == "", have.number > since, ok && have.message.GetState() == deleted && !m.guessed[id]:
+	case id == "", have.number > since, !have.deletedAt.IsZero() && !have.guessed:
 		return nil
 	}
-	delete(m.guessed, id)
-	delete(m.missingSince, id)
-	delete(m.deletedAt, id)
+	var deletedAt time.Time
 	if i.GetState() == deleted {
 		if ok && i.GetGroup() == "" { // a leader no longer knows the group of an old instance
 			i = proto.CloneOf(i)
 			i.Group = have.message.GetGroup()
 		}
-		m.deletedAt[id] = m.now()
+		deletedAt = m.now()
 		delete(m.drains, id)
 	} else if d, ok := m.drains[id]; ok {
 		d.Instance = i
@@ -243,7 +244,7 @@ func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []
 	if m.zone == "" && i.GetState() != deleted {
 		m.zone, m.region = i.GetZone(), i.GetRegion()
 	}
-	m.instances[id] = entry[*nstancev1.InstanceStatus]{i, m.number}
+	m.instances[id] = instanceEntry{entry: entry[*nstancev1.InstanceStatus]{i, m.number}, deletedAt: deletedAt}
 	if ok && equalIgnoringMeasurements(have.message, i) {
 		return nil
 	}
@@ -291,11 +292,11 @@ func (m *mirror) markUnknown(id string, since uint64) []Change {
 		return nil
 	}
 	if have.message.GetState() == reserved {
-		at, ok := m.missingSince[id]
-		if !ok {
-			m.missingSince[id] = m.now()
+		if have.missingSince.IsZero() {
+			have.missingSince = m.now()
+			m.instances[id] = have
 		}
-		if !ok || m.now().Sub(at) < settleReserved {
+		if m.now().Sub(have.missingSince) < settleReserved {
 			return nil
 		}
 	}
@@ -303,31 +304,27 @@ func (m *mirror) markUnknown(id string, since uint64) []Change {
 	i := proto.CloneOf(have.message)
 	i.State, i.DeletedAt = deleted, timestamppb.New(m.now())
 	changes := m.setInstanceLocked(i, since)
-	m.guessed[id] = true
+	have = m.instances[id]
+	have.guessed = true
+	m.instances[id] = have
 	return changes
 }
 
 // dropOldDeleted drops the instances that were deleted longer ago than keepDeleted. If more than maxDeleted remain, it
 // also drops the oldest.
 func (m *mirror) dropOldDeleted() (changes []Change) {
-	limit := m.now().Add(-keepDeleted)
-	drop := func(id string) {
-		changes = append(changes, m.instanceChange(InstanceChanged, m.instances[id].message))
-		delete(m.instances, id)
-		delete(m.deletedAt, id)
-		delete(m.guessed, id)
-	}
-	for id, at := range m.deletedAt {
-		if at.Before(limit) {
-			drop(id)
+	var gone []instanceEntry
+	for _, e := range m.instances {
+		if !e.deletedAt.IsZero() {
+			gone = append(gone, e)
 		}
 	}
-	if len(m.deletedAt) > maxDeleted {
-		oldest := slices.SortedFunc(maps.Keys(m.deletedAt), func(a, b string) int {
-			return m.deletedAt[a].Compare(m.deletedAt[b])
-		})
-		for _, id := range oldest[:len(oldest)-maxDeleted] {
-			drop(id)
+	slices.SortFunc(gone, func(a, b instanceEntry) int { return a.deletedAt.Compare(b.deletedAt) })
+	limit := m.now().Add(-keepDeleted)
+	for i, e := range gone {
+		if len(gone)-i > maxDeleted || e.deletedAt.Before(limit) {
+			changes = append(changes, m.instanceChange(InstanceChanged, e.message))
+			delete(m.instances, e.message.GetInstanceId())
 		}
 	}
 	return changes

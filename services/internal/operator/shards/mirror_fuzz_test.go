@@ -48,7 +48,7 @@ func FuzzMirror(f *testing.F) {
 			case 0:
 				m.setInstance(i, since)
 				if have, ok := m.Instance(i.GetInstanceId()); ok && i.GetState() == deleted &&
-					have.GetState() == deleted && !m.guessed[i.GetInstanceId()] {
+					have.GetState() == deleted && !m.instances[i.GetInstanceId()].guessed {
 					if _, known := dead[i.GetInstanceId()]; !known {
 						dead[i.GetInstanceId()] = now
 					}
@@ -86,16 +86,14 @@ func FuzzMirror(f *testing.F) {
 				}
 			}
 			for id, e := range m.instances {
-				_, noted := m.deletedAt[id]
-				if id == "" || noted != (e.message.GetState() == deleted) || e.number > m.number {
+				noted := !e.deletedAt.IsZero()
+				if id == "" || noted != (e.message.GetState() == deleted) || e.number > m.number ||
+					e.guessed && !noted {
 					t.Fatalf("%q: gone %t, %v, change %d of %d", id, noted, e.message, e.number, m.number)
 				}
 				if _, drains := m.drains[id]; drains && noted {
 					t.Fatalf("deleted instance %s still has a drain", id)
 				}
-			}
-			if len(m.deletedAt) > len(m.instances) || len(m.guessed) > len(m.deletedAt) {
-				t.Fatalf("%d gone, %d guessed of %d", len(m.deletedAt), len(m.guessed), len(m.instances))
 			}
 			for name, n := range m.counts() {
 				if n < 0 || n > len(m.instances) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 )
 
@@ -25,7 +26,7 @@ type Options struct {
 // Set holds the shards of a configuration file. They are connected while [Set.Run] runs.
 type Set struct {
 	options Options
-	metrics *metrics
+	calls   *prometheus.HistogramVec // duration by shard, method and code
 	// grace is how long a shard may be disconnected before it counts as unreachable.
 	grace time.Duration
 
@@ -40,7 +41,7 @@ var _ Shards = (*Set)(nil)
 
 // New returns a Set without shards.
 func New(o Options) *Set {
-	return &Set{options: o, metrics: newMetrics(), grace: grace, shards: map[string]*shard{}}
+	return &Set{options: o, calls: newCallDuration(), grace: grace, shards: map[string]*shard{}}
 }
 
 // Configure sets the shards and their operator addresses from a new configuration file. It connects new shards and
@@ -60,7 +61,7 @@ func (s *Set) Configure(addrs map[string]string) {
 		}
 		delete(s.shards, id)
 		one.remove()
-		s.metrics.dropShard(id)
+		s.calls.DeletePartialMatch(prometheus.Labels{"shard": id})
 	}
 	for id, addr := range addrs {
 		if s.shards[id] != nil {
@@ -93,6 +94,8 @@ func (s *Set) Reconnect() {
 func (s *Set) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.start = func(one *shard) {
+		ctx, cancel := context.WithCancel(ctx)
+		one.remove = cancel
 		s.running.Go(func() { one.run(ctx) })
 	}
 	for _, one := range s.shards {

@@ -41,6 +41,8 @@ type shard struct {
 	*mirror
 	set *Set
 	log *slog.Logger
+	// remove ends the method run, because the shard was removed from the configuration. The lock of set guards it.
+	remove func()
 
 	mu    sync.Mutex
 	addr  string
@@ -52,15 +54,13 @@ type shard struct {
 	endSession context.CancelFunc
 	// graceTimer marks the shard as unreachable when the grace is over.
 	graceTimer *time.Timer
-	// removed is closed when the shard is removed from the configuration.
-	removed chan struct{}
 }
 
 var _ Shard = (*shard)(nil)
 
 func newShard(id, addr string, set *Set) *shard {
 	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr,
-		lostErr: errNotConnected, removed: make(chan struct{})}
+		lostErr: errNotConnected, remove: func() {}}
 }
 
 func (s *shard) address() string {
@@ -79,20 +79,9 @@ func (s *shard) setAddress(addr string) {
 	}
 }
 
-func (s *shard) remove() { close(s.removed) }
-
-// run keeps a session with the shard's leader until ctx ends or the shard is removed.
+// run keeps a session with the shard's leader until ctx ends.
 func (s *shard) run(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	defer s.setStopped()
-	go func() {
-		select {
-		case <-s.removed:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.5,
 		Multiplier: 2, MaxInterval: 5 * time.Second}
 	delays.Reset()
@@ -278,7 +267,8 @@ func (c leaderClient) Invoke(ctx context.Context, method string, args, reply any
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil {
 		err = status.Error(codes.Unavailable, "the connection to the shard was lost during the call")
 	}
-	c.set.metrics.observeCall(c.id, path.Base(method), status.Code(err), c.now().Sub(began))
+	took := c.now().Sub(began)
+	c.set.calls.WithLabelValues(c.id, path.Base(method), status.Code(err).String()).Observe(took.Seconds())
 	if err == nil {
 		c.set.notifyAll(c.updateMirror(since, args, reply)...)
 	}

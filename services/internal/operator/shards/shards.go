@@ -229,11 +229,6 @@ func currentState(s Shards) (changes []Change) {
 	return changes
 }
 
-// metrics measures the calls. All other metrics are computed from the state of the shards at each collection.
-type metrics struct {
-	calls *prometheus.HistogramVec
-}
-
 var (
 	reachableDesc = prometheus.NewDesc("nstance_operator_shard_reachable",
 		"1 if the shard's leader is reachable, else 0.",
@@ -243,19 +238,12 @@ var (
 		nil)
 )
 
-func newMetrics() *metrics {
-	return &metrics{calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+// newCallDuration returns the only metric that is not computed from the state of the shards at each collection.
+func newCallDuration() *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "nstance_operator_rpc_duration_seconds", Help: "Duration of calls to the leaders of shards.",
 		Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10},
-	}, []string{"shard", "method", "code"})}
-}
-
-func (m *metrics) observeCall(shard, method string, code codes.Code, took time.Duration) {
-	m.calls.WithLabelValues(shard, method, code.String()).Observe(took.Seconds())
-}
-
-func (m *metrics) dropShard(shard string) {
-	m.calls.DeletePartialMatch(prometheus.Labels{"shard": shard})
+	}, []string{"shard", "method", "code"})
 }
 
 var _ prometheus.Collector = (*Set)(nil)
@@ -264,7 +252,7 @@ var _ prometheus.Collector = (*Set)(nil)
 func (s *Set) Describe(out chan<- *prometheus.Desc) {
 	out <- reachableDesc
 	out <- instancesDesc
-	s.metrics.calls.Describe(out)
+	s.calls.Describe(out)
 }
 
 // Collect implements prometheus.Collector.
@@ -280,5 +268,5 @@ func (s *Set) Collect(out chan<- prometheus.Metric) {
 			out <- prometheus.MustNewConstMetric(instancesDesc, prometheus.GaugeValue, float64(n), id, group)
 		}
 	}
-	s.metrics.calls.Collect(out)
+	s.calls.Collect(out)
 }
