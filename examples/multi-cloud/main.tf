@@ -185,5 +185,6 @@ data "nstance_admin_context" "this" {
   name           = var.cluster
   servers        = { for id, shard in local.shards : id => shard.operator_addr }
   storage        = module.cluster.primary.storage
+  shard_storage  = { (var.google_zone) = module.google_cluster.storage }
   encryption_key = module.cluster.encryption_key
 }

@@ -55,6 +55,7 @@ var all = []Setting{
 	{Flag: "storage-endpoint", Of: "storage-bucket"},
 	{Flag: "storage-path-style", Of: "storage-bucket", check: parses(strconv.ParseBool)},
 	{Flag: "storage-profile", Of: "storage-bucket"},
+	{Flag: "shard-storage", Of: "storage-bucket", check: parses(ParseShardStorage)},
 	{Flag: "cluster-id", Of: "storage-bucket", check: ident.ValidateClusterName},
 	{Flag: "secrets-provider", check: oneOf(config.SecretsStoreNames)},
 	{Flag: "secrets-prefix", Of: "secrets-provider"},

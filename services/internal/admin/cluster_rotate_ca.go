@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
@@ -62,7 +67,11 @@ At its end, a CA rotation removes the old CA and makes unused nonces invalid. Th
 --status it changes nothing and does not ask.
 
 Before you run "rotate-ca", upgrade all servers, agents and operators to a version that
-supports it. The bucket in --storage-bucket must have the configurations of all shards.`,
+supports it.
+
+A rotation must know all shards. It finds those whose configurations are in the bucket in
+--storage-bucket, and those of --shard-storage. If --servers names a shard that it does not
+find, it changes nothing.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # take the steps that are possible now
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,
@@ -73,11 +82,18 @@ supports it. The bucket in --storage-bucket must have the configurations of all 
 		"take the steps that are possible now, and say what the rotation waits for")
 	cmd.Flags().BoolVar(&onlyStatus, "status", false,
 		"change nothing: show how far a rotation is, and how many servers, agents and operators have yet to follow")
+	var servers string
+	cmd.Flags().StringVar(&servers, "servers", "", "operator addresses of the shards, as shard=host:port,…; "+
+		"a rotation must find each of these shards")
 	cmd.MarkFlagsMutuallyExclusive("no-wait", "status")
 	f, confirm := outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
 			return usagef("--timeout %s is not more than zero", timeout)
+		}
+		shards, err := a.shardsOf(cmd, servers)
+		if err != nil {
+			return err
 		}
 		if !onlyStatus {
 			const what = "the cluster's CA and nonce key are replaced; unused nonces of the old key end"
@@ -88,8 +104,11 @@ supports it. The bucket in --storage-bucket must have the configurations of all 
 		if !noWait && !onlyStatus && !cmd.Flags().Changed("storage-timeout") {
 			s.timeout = timeout
 		}
-		result, err := inCluster(cmd.Context(), a, s, need{key: true},
+		result, err := inCluster(cmd.Context(), a, s, need{key: true, own: true},
 			func(ctx context.Context, c *cluster) (caRotation, error) {
+				if err := a.findShards(ctx, s.bucketFlags, c, shards); err != nil {
+					return caRotation{}, err
+				}
 				if onlyStatus {
 					return rotationStatus(ctx, c)
 				}
@@ -115,6 +134,59 @@ supports it. The bucket in --storage-bucket must have the configurations of all 
 		})
 	}
 	return cmd
+}
+
+// shardsOf returns the names of the shards in the setting "servers". If the command line names a bucket, the addresses
+// of a variable or a context may be those of another cluster, so they do not count.
+func (a *app) shardsOf(cmd *cobra.Command, servers string) (names []string, err error) {
+	found, err := a.settings(cmd)
+	if err != nil {
+		return nil, err
+	}
+	from := map[string]precedence{}
+	for _, setting := range found {
+		from[setting.Flag] = setting.precedence
+	}
+	if from["servers"] < from["storage-bucket"] {
+		return nil, nil
+	}
+	shards, err := endpoints.Parse(servers)
+	if err != nil {
+		return nil, usagef("server %w", err)
+	}
+	for _, shard := range shards {
+		names = append(names, shard.Name)
+	}
+	return names, nil
+}
+
+// findShards checks that the configurations of the named shards, and of those that have their own buckets, can be read.
+func (a *app) findShards(ctx context.Context, b bucketFlags, c *cluster, names []string) error {
+	ctx, cancel := context.WithTimeout(ctx, storageTime)
+	defer cancel()
+	names = slices.AppendSeq(slices.Clone(names), maps.Keys(c.own))
+	slices.Sort(names)
+	for _, shard := range slices.Compact(names) {
+		at, _, err := b.of(shard)
+		if err != nil {
+			return err
+		}
+		body, _, err := c.state.InShard(shard).ReadConfig(ctx, shard)
+		if errors.Is(err, objstore.ErrNotFound) {
+			return withHint(fmt.Errorf("shard %s has no configuration in the %s, so nothing was changed", shard,
+				at.describe()), "name the shard's bucket with --shard-storage %s=PROVIDER://BUCKET, or leave the "+
+				"shard out of --servers and --shard-storage if it no longer exists", shard)
+		}
+		if err != nil {
+			return withHint(fmt.Errorf("shard %s cannot be read in the %s, so nothing was changed: %w", shard,
+				at.describe(), err), "give the credentials for this bucket, or correct --shard-storage")
+		}
+		if found, _ := config.ParseStored("config", body); found != nil && found.Cluster.ID != c.id {
+			return withHint(fmt.Errorf("shard %s in the %s is of cluster %s, not of %s, so nothing was changed", shard,
+				at.describe(), found.Cluster.ID, c.id), "correct --shard-storage or --storage-bucket")
+		}
+	}
+	return nil
 }
 
 type caRotation struct {

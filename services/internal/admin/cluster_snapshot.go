@@ -333,7 +333,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	}
 	flags := *r.flags
 	flags.provider, flags.cluster = config.ObjectStorage, r.cluster.id
-	if r.cluster, err = r.openCluster(ctx, &flags, r.cluster.bucket, ring); err != nil {
+	if r.cluster, err = r.openCluster(ctx, &flags, r.cluster.bucket, nil, ring); err != nil {
 		return finding{}, err
 	}
 	if _, err := r.cluster.state.LoadCA(ctx); err != nil {

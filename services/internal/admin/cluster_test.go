@@ -105,14 +105,19 @@ func (b *bucket) args(args ...string) []string { return append(args, b.flags...)
 // state opens the bucket as a server does, with the given encryption key.
 func (b *bucket) state(t *testing.T, key string) *clusterstate.State {
 	t.Helper()
+	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: "example",
+		ShardID: "dev-1", Secrets: b.secrets(t, key), Now: fleettest.Clock, Rand: fleettest.Rand(6)})
+}
+
+// secrets opens the sealed secrets in the bucket.
+func (b *bucket) secrets(t *testing.T, key string) secretstore.Store {
+	t.Helper()
 	current, err := keyring.Parse([]byte(key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: "example",
+	return secretstore.NewObjects(secretstore.Options{Bucket: b.store, Cluster: "example",
 		Ring: keyring.Ring{Current: current}, Rand: fleettest.Rand(5)})
-	return clusterstate.New(clusterstate.Options{Cluster: b.store, Shard: b.store, ClusterID: "example",
-		ShardID: "dev-1", Secrets: secrets, Now: fleettest.Clock, Rand: fleettest.Rand(6)})
 }
 
 func (b *bucket) init(t *testing.T) {
@@ -934,7 +939,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = a.writePush(t.Context(), meddler, c, had)
+	err = a.writePush(t.Context(), meddler, meddler, c, had)
 	if err == nil || !strings.Contains(err.Error(), objstore.ErrConflict.Error()) ||
 		!strings.Contains(newApp("1", System()).hintOf(err), "push again") {
 		t.Error(err)

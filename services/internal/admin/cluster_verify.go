@@ -24,7 +24,8 @@ import (
 func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
-		Long: `Reads every object of the cluster in the bucket and reports problems. Problems are names
+		Long: `Reads every object of the cluster in the bucket and reports problems. It does so in the
+buckets of --shard-storage, too. Problems are names
 that Nstance does not use, content that does not parse, objects of another cluster, objects
 of a shard that has no configuration, and sealed content that the encryption key does not
 open.
@@ -40,15 +41,29 @@ and deletes it again. It changes nothing else. It does not look for VMs without 
 			if err := objstore.Probe(ctx, c.bucket, probeKey()); err != nil {
 				return verification{}, fmt.Errorf("check the bucket: %w", err)
 			}
-			return verify(ctx, c, a.Now())
+			result, err := verify(ctx, c, a.Now())
+			if err != nil {
+				return verification{}, err
+			}
+			var seen []objstore.Store
+			for _, shard := range slices.Sorted(maps.Keys(c.own)) {
+				if slices.Contains(seen, c.own[shard]) {
+					continue // shards may share a bucket
+				}
+				seen = append(seen, c.own[shard])
+				if err := a.verifyOwn(ctx, c, shard, &result); err != nil {
+					return verification{}, fmt.Errorf("bucket of shard %s: %w", shard, err)
+				}
+			}
+			return result, nil
 		}
-		result, err := inCluster(cmd.Context(), a, s, need{key: true}, check)
+		result, err := inCluster(cmd.Context(), a, s, need{key: true, own: true}, check)
 		if err != nil {
 			return err
 		}
 		err = a.show(*f, result, func(w io.Writer) error {
 			if len(result.Problems) > 0 {
-				rows := rowsOf(result.Problems, func(p objectProblem) []cell { return plain(p.Key, p.Problem) })
+				rows := rowsOf(result.Problems, func(p objectProblem) []cell { return plain(p.where(), p.Problem) })
 				if err := a.table(w, []string{"OBJECT", "PROBLEM"}, rows); err != nil {
 					return err
 				}
@@ -83,6 +98,38 @@ type verification struct {
 type objectProblem struct {
 	Key     string `json:"key"`
 	Problem string `json:"problem"`
+	// Shard names the shard in whose own bucket the object is.
+	Shard string `json:"shard,omitempty"`
+}
+
+// where returns the key, and the shard whose bucket has the object.
+func (p objectProblem) where() string {
+	if p.Shard == "" {
+		return p.Key
+	}
+	return p.Key + " in the bucket of shard " + p.Shard
+}
+
+// verifyOwn adds what is in a shard's own bucket to the result.
+func (a *app) verifyOwn(ctx context.Context, c *cluster, shard string, result *verification) error {
+	own := *c
+	own.bucket, own.state, own.isOwn = c.own[shard], c.state.InShard(shard), true
+	if err := objstore.Probe(ctx, own.bucket, probeKey()); err != nil {
+		return err
+	}
+	found, err := verify(ctx, &own, a.Now())
+	if err != nil {
+		return err
+	}
+	result.Objects += found.Objects
+	for kind, n := range found.Kinds {
+		result.Kinds[kind] += n
+	}
+	for _, p := range found.Problems {
+		p.Shard = shard
+		result.Problems = append(result.Problems, p)
+	}
+	return nil
 }
 
 func verify(ctx context.Context, c *cluster, now time.Time) (verification, error) {
@@ -111,18 +158,18 @@ func verify(ctx context.Context, c *cluster, now time.Time) (verification, error
 			return verification{}, ctx.Err()
 		}
 		if err != nil {
-			v.Problems = append(v.Problems, objectProblem{entry.Key, err.Error()})
+			v.Problems = append(v.Problems, objectProblem{Key: entry.Key, Problem: err.Error()})
 		}
 	}
 	for _, shard := range slices.Sorted(maps.Keys(used)) {
 		if !configured[shard] {
-			v.Problems = append(v.Problems, objectProblem{used[shard],
-				fmt.Sprintf("shard %s %s: no server manages this", shard, noConfiguration)})
+			v.Problems = append(v.Problems, objectProblem{Key: used[shard],
+				Problem: fmt.Sprintf("shard %s %s: no server manages this", shard, noConfiguration)})
 		}
 	}
 	for _, required := range c.required() {
 		if !slices.ContainsFunc(entries, func(e objstore.Entry) bool { return e.Key == required }) {
-			v.Problems = append(v.Problems, objectProblem{required, "is missing"})
+			v.Problems = append(v.Problems, objectProblem{Key: required, Problem: "is missing"})
 		}
 	}
 	return v, nil
@@ -133,7 +180,10 @@ const noConfiguration = "has no configuration"
 
 // required returns the keys of the objects that every cluster has.
 func (c *cluster) required() []string {
-	if !c.sealed {
+	switch {
+	case c.isOwn:
+		return nil
+	case !c.sealed:
 		return []string{keys.ClusterCA()}
 	}
 	return []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)}

@@ -231,13 +231,17 @@ func (a *app) compare(ctx context.Context, b *bucketFlags, path string) (compare
 		return compared{}, invalid(path, problems)
 	}
 	out := compared{name: after.Server.Shard, file: body, after: after}
-	bucket, ctx, cancel, err := b.open(ctx, false)
+	at, _, err := b.of(out.name)
+	if err != nil {
+		return compared{}, err
+	}
+	bucket, ctx, cancel, err := at.open(ctx, false)
 	if err != nil {
 		return compared{}, err
 	}
 	defer cancel()
 	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: out.name})
-	err = a.during("reading from "+b.location.Bucket, func() error {
+	err = a.during("reading from "+at.location.Bucket, func() error {
 		out.stored, _, err = state.ReadConfig(ctx, out.name)
 		if errors.Is(err, objstore.ErrNotFound) {
 			return nil
@@ -461,13 +465,26 @@ the command also shows what the leader would do, if it knows the leader's addres
 // true.
 func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c compared, wantETag string) (done bool,
 	err error) {
-	bucket, ctx, cancel, err := b.open(cmd.Context(), true)
+	at, own, err := b.of(c.name)
+	if err != nil {
+		return false, err
+	}
+	bucket, ctx, cancel, err := at.open(cmd.Context(), true)
 	if err != nil {
 		return false, err
 	}
 	defer cancel()
+	journal := bucket
+	if own {
+		shared, _, cancel, err := b.open(cmd.Context(), false)
+		if err != nil {
+			return false, err
+		}
+		cancel()
+		journal = shared
+	}
 	var had objstore.Token
-	err = a.during("reading from "+b.location.Bucket, func() (err error) {
+	err = a.during("reading from "+at.location.Bucket, func() (err error) {
 		had, err = a.checkPush(ctx, bucket, &c, wantETag)
 		return err
 	})
@@ -487,8 +504,8 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c 
 	}
 	ctx, cancel = context.WithTimeout(cmd.Context(), b.timeout) // the answer may have taken long
 	defer cancel()
-	return false, a.during("writing to "+b.location.Bucket, func() error {
-		return a.writePush(ctx, bucket, c, had)
+	return false, a.during("writing to "+at.location.Bucket, func() error {
+		return a.writePush(ctx, bucket, journal, c, had)
 	})
 }
 
@@ -546,8 +563,9 @@ func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared,
 	return had, checkDynamic(ctx, state, c.after)
 }
 
-// writePush writes the file's configuration to the bucket if the stored configuration still has the token `had`.
-func (a *app) writePush(ctx context.Context, bucket objstore.Store, c compared, had objstore.Token) error {
+// writePush writes the file's configuration to the shard's bucket if the stored configuration still has the token
+// `had`, and an entry to the journal in the cluster's bucket.
+func (a *app) writePush(ctx context.Context, bucket, journal objstore.Store, c compared, had objstore.Token) error {
 	token, err := a.shardState(bucket, c.after).WriteConfig(ctx, c.name, c.file, had)
 	if errors.Is(err, objstore.ErrConflict) {
 		return withHint(err, "another program wrote it at the same time; read the current one and push again")
@@ -555,7 +573,7 @@ func (a *app) writePush(ctx context.Context, bucket objstore.Store, c compared, 
 	if err != nil {
 		return err
 	}
-	a.journalChange(ctx, bucket, record.ClusterEvent{Kind: "config_pushed", Shard: c.name,
+	a.journalChange(ctx, journal, record.ClusterEvent{Kind: "config_pushed", Shard: c.name,
 		Message: fmt.Sprintf("ETag %s, %d bytes", token, len(c.file))})
 	return a.line("%s: written, %d bytes (%s)", c.name, len(c.file), token)
 }

@@ -47,8 +47,8 @@ func (a *app) lastKnown(ctx context.Context, cmd *cobra.Command) (*lastknown.Rea
 	}
 	cancel()               // the reader limits each answer
 	env, _ := tasks.Real() // ForEach waits for its own tasks
-	return lastknown.New(lastknown.Options{Bucket: store, Now: a.Now, ForEach: env.ForEach, Timeout: s.timeout,
-		Keep: keepAnswers}), nil
+	return lastknown.New(lastknown.Options{Bucket: store, Own: s.opener(store), Now: a.Now, ForEach: env.ForEach,
+		Timeout: s.timeout, Keep: keepAnswers}), nil
 }
 
 // keepAnswers is how long the page, the API and "top" show an answer of the bucket before they read it again.

@@ -154,20 +154,30 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	held := holding{found: finding{Check: "leader", Status: skipped, Result: "the bucket cannot be read"}}
 	var shard *config.Shard
 	bucket, bucketCtx, cancel, err := s.open(ctx, false)
+	shared, at := bucket, s.bucketFlags // shared is the cluster's bucket
+	if err == nil {
+		defer cancel()
+		var own bool
+		if at, own, err = at.of(o.shard); own {
+			var cancel context.CancelFunc
+			if bucket, _, cancel, err = at.open(ctx, false); err == nil {
+				cancel() // the checks have the time limit of the cluster's bucket
+			}
+		}
+	}
 	var configuration finding
 	if err != nil {
 		add(finding{"bucket", problem, err.Error(), cmp.Or(a.hintOf(err), "check --storage-bucket")})
 	} else {
-		defer cancel()
-		state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: o.shard, Now: a.Now})
+		state := clusterstate.New(clusterstate.Options{Cluster: shared, Shard: bucket, ShardID: o.shard, Now: a.Now})
 		access, clock, reached := a.checkBucket(bucketCtx, bucket, o.shard)
 		if add(access...); reached {
 			var more []finding
 			held, more = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
 			add(more...)
 			shard, configuration = a.checkConfiguration(bucketCtx, state, o.shard)
-			add(configuration, a.checkKey(bucketCtx, s, bucket, state, shard), a.checkCA(bucketCtx, state))
-			add(a.checkHome(bucketCtx, state, s.location, held.found.Status == ok))
+			add(configuration, a.checkKey(bucketCtx, s, shared, state, shard), a.checkCA(bucketCtx, state))
+			add(a.checkHome(bucketCtx, state, at.location, held.found.Status == ok))
 			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, held.lock))
 			if shard != nil {
 				add(a.checkCreates(shard)...)

@@ -69,12 +69,13 @@ var parity = map[string]struct{ args, request, body string }{
 
 // withoutRoute are the commands that call shards and have no HTTP request, with the reason.
 var withoutRoute = map[string]string{
-	"context show": "it calls no shard; its flags are those whose values it shows",
-	"serve":        "it serves the HTTP API",
-	"ui":           "it serves the page and the HTTP API",
-	"doctor":       "it works on the bucket without a leader; its --servers are ports to try",
-	"support":      "it writes a file on the machine of the person who reports a fault, and reads the bucket",
-	"config push":  "it writes to the bucket, which serve cannot; its --refresh is POST /config/refresh",
+	"context show":      "it calls no shard; its flags are those whose values it shows",
+	"serve":             "it serves the HTTP API",
+	"ui":                "it serves the page and the HTTP API",
+	"doctor":            "it works on the bucket without a leader; its --servers are ports to try",
+	"support":           "it writes a file on the machine of the person who reports a fault, and reads the bucket",
+	"cluster rotate-ca": "it works on the bucket without a leader; its --servers only name the shards",
+	"config push":       "it writes to the bucket, which serve cannot; its --refresh is POST /config/refresh",
 }
 
 // withoutCommand are the calls of the operator API that no command makes, with the reason.

@@ -195,7 +195,8 @@ func ignoreClosed(err error) error {
 // pageBucket implements web.Bucket. It only reads.
 type pageBucket struct {
 	app     *app
-	store   objstore.Store
+	cluster objstore.Store
+	own     func(ctx context.Context, shard string) (objstore.Store, error)
 	timeout time.Duration
 
 	mu sync.Mutex
@@ -221,31 +222,39 @@ func (a *app) openPageBucket(ctx context.Context, b *bucketFlags) (web.Bucket, e
 		return nil, err
 	}
 	cancel() // each read has its own timeout
-	return &pageBucket{app: a, store: store, timeout: b.timeout, compared: map[string]comparison{}}, nil
+	return &pageBucket{app: a, cluster: store, own: b.opener(store), timeout: b.timeout,
+		compared: map[string]comparison{}}, nil
 }
 
-func (b *pageBucket) state(ctx context.Context, shard string) (*clusterstate.State, context.Context,
-	context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, b.timeout)
-	options := clusterstate.Options{Cluster: b.store, Shard: b.store, ShardID: shard, Now: b.app.Now}
-	return clusterstate.New(options), ctx, cancel
+// state opens the documents of a shard, and returns the bucket in which they are.
+func (b *pageBucket) state(ctx context.Context, shard string) (*clusterstate.State, objstore.Store, error) {
+	store, err := b.own(ctx, shard)
+	if err != nil {
+		return nil, nil, err
+	}
+	options := clusterstate.Options{Cluster: b.cluster, Shard: store, ShardID: shard, Now: b.app.Now}
+	return clusterstate.New(options), store, nil
 }
 
 // Lock returns the election lock of a shard that has no leader.
 func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
-	state, ctx, cancel := b.state(ctx, shard)
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
+	state, store, err := b.state(ctx, shard)
+	if err != nil {
+		return web.Lock{Waits: err.Error(), Next: b.app.nextFor(err, "correct --shard-storage")}
+	}
 	lock, _, err := state.ReadLock(ctx, shard)
 	view := web.Lock{Holder: lock.LeaderID, Heir: lock.Heir.ID, Term: lock.Term, Lease: lock.Lease()}
 	if err == nil {
-		if view.RenewedAt = lockWritten(ctx, b.store, shard); view.RenewedAt.IsZero() {
+		if view.RenewedAt = lockWritten(ctx, store, shard); view.RenewedAt.IsZero() {
 			view.RenewedAt = lock.RenewedAt
 		}
 	}
 	age := b.app.Now().Sub(view.RenewedAt)
 	found := b.app.describeLock(lock, err, age)
 	if found.Status == problem {
-		found = withReason(found, endOfLeadership(ctx, b.store, shard))
+		found = withReason(found, endOfLeadership(ctx, store, shard))
 	}
 	view.Waits, view.Next = found.Result, found.Next
 	if found.Status == ok {
@@ -275,8 +284,12 @@ const maxDiff = 500
 // Compare compares two configurations of a shard: the one that a leader applied last, and the newest one. It does not
 // check signatures, because the result is only shown.
 func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison, error) {
-	state, ctx, cancel := b.state(ctx, shard)
+	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
+	state, _, err := b.state(ctx, shard)
+	if err != nil {
+		return web.Comparison{}, err
+	}
 	newest, token, err := state.ReadConfig(ctx, shard)
 	if err != nil {
 		return web.Comparison{}, err

@@ -8,12 +8,14 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
@@ -29,7 +31,9 @@ import (
 // bucketFlags hold the location of a bucket.
 type bucketFlags struct {
 	location objstore.Location
-	timeout  time.Duration
+	// shards names the buckets of shards that have their own. See [contexts.ParseShardStorage].
+	shards  string
+	timeout time.Duration
 }
 
 func (b *bucketFlags) add(cmd *cobra.Command) {
@@ -48,6 +52,8 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 		"into the host")
 	flags.StringVar(&b.location.Profile, "storage-profile", "", "profile in the configuration files of the cloud's "+
 		"tools; also for secrets and keys")
+	flags.StringVar(&b.shards, "shard-storage", "", "buckets of shards that are not in --storage-bucket, as "+
+		"shard=PROVIDER://BUCKET/PREFIX?region=…,…")
 	flags.DurationVar(&b.timeout, "storage-timeout", storageTime, "how long the command may take with the bucket")
 }
 
@@ -85,6 +91,70 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	return objstore.WithProbe(store, probeKey()), ctx, cancel, nil
 }
 
+// of returns the flags of the bucket that has the documents of a shard. own reports whether it is not the cluster's.
+func (b bucketFlags) of(shard string) (_ bucketFlags, own bool, err error) {
+	shards, err := contexts.ParseShardStorage(b.shards)
+	if err != nil {
+		return b, false, &usageError{err: fmt.Errorf("--shard-storage: %w", err),
+			hint: "--shard-storage us-west-2a=PROVIDER://BUCKET,us-west-2b=PROVIDER://BUCKET/PREFIX"}
+	}
+	cluster := b.location
+	if at, ok := shards[shard]; ok {
+		b.location = objstore.Location{Provider: at.Provider, Bucket: at.Bucket, Prefix: at.Prefix, Region: at.Region,
+			Endpoint: at.Endpoint, PathStyle: at.PathStyle, Profile: at.Profile}
+	}
+	return b, b.location != cluster, nil
+}
+
+// opener returns a function that opens the bucket of a shard. It opens each bucket once. "cluster" is that of the
+// cluster.
+func (b bucketFlags) opener(cluster objstore.Store) func(ctx context.Context, shard string) (objstore.Store, error) {
+	var mu sync.Mutex
+	opened := map[objstore.Location]objstore.Store{}
+	return func(ctx context.Context, shard string) (objstore.Store, error) {
+		at, own, err := b.of(shard)
+		if err != nil || !own {
+			return cluster, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if store := opened[at.location]; store != nil {
+			return store, nil
+		}
+		store, _, cancel, err := at.open(ctx, false)
+		if err != nil {
+			return nil, fmt.Errorf("bucket of shard %s: %w", shard, err)
+		}
+		cancel() // each use has its own time limit
+		opened[at.location] = store
+		return store, nil
+	}
+}
+
+// openOwn opens the buckets of the shards that have their own.
+func (b bucketFlags) openOwn(ctx context.Context) (map[string]objstore.Store, error) {
+	shards, err := contexts.ParseShardStorage(b.shards)
+	if err != nil {
+		_, _, err = b.of("")
+		return nil, err
+	}
+	stores, open := map[string]objstore.Store{}, b.opener(nil)
+	for shard := range shards {
+		store, err := open(ctx, shard)
+		if err != nil {
+			return nil, withHint(err, "nothing was changed; correct the shard's part of --shard-storage, or give the "+
+				"credentials for this bucket")
+		}
+		if store != nil {
+			stores[shard] = store
+		}
+	}
+	return stores, nil
+}
+
+// describe names a bucket for a person.
+func (b bucketFlags) describe() string { return b.location.Provider + " bucket " + b.location.Bucket }
+
 // probeKey returns a new object key for the probe that tests whether a bucket honors conditional writes.
 func probeKey() string { return keys.Probe(keys.ClusterProbeShard, strings.ToLower(rand.Text())) }
 
@@ -119,6 +189,8 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 type cluster struct {
 	id     string
 	bucket objstore.Store
+	isOwn  bool                      // the bucket is a shard's own one, without the documents of the cluster
+	own    map[string]objstore.Store // by shard, the buckets of shards that have their own
 	state  *clusterstate.State
 	// secrets is nil if the command opens and verifies no sealed or signed object.
 	secrets secretstore.Store
@@ -130,6 +202,7 @@ type cluster struct {
 // need describes what a command needs from a cluster.
 type need struct {
 	key bool // the encryption key
+	own bool // the buckets of the shards that have their own
 	id  bool // --cluster-id, because there is no ca.crt yet that names the cluster
 }
 
@@ -158,7 +231,14 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	}
 	defer cancel()
 	return a.during("working on "+s.location.Bucket, func() error {
-		c, err := a.openCluster(ctx, s, bucket, ring)
+		var own map[string]objstore.Store
+		if needs.own {
+			var err error
+			if own, err = s.openOwn(ctx); err != nil {
+				return err
+			}
+		}
+		c, err := a.openCluster(ctx, s, bucket, own, ring)
 		if err != nil {
 			return err
 		}
@@ -166,19 +246,20 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	})
 }
 
-// openCluster opens the cluster in a bucket.
-func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.Store, ring keyring.Ring) (*cluster,
-	error) {
+// openCluster opens the cluster in a bucket. Some shards may have their own buckets.
+func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.Store, own map[string]objstore.Store,
+	ring keyring.Ring) (*cluster, error) {
 	env, _ := tasks.Real() // ForEach waits for its own tasks
-	options := clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: s.cluster, Now: a.Now, Rand: a.Rand,
-		ForEach: env.ForEach}
+	options := clusterstate.Options{Cluster: bucket, Shard: bucket, Elsewhere: own, ClusterID: s.cluster, Now: a.Now,
+		Rand: a.Rand, ForEach: env.ForEach}
 	var err error
 	if options.ClusterID == "" {
 		if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {
 			return nil, err
 		}
 	}
-	c := &cluster{id: options.ClusterID, bucket: bucket, sealed: s.provider == config.ObjectStorage, ring: ring}
+	c := &cluster{id: options.ClusterID, bucket: bucket, own: own, sealed: s.provider == config.ObjectStorage,
+		ring: ring}
 	settings := config.Secrets{Provider: s.provider, Prefix: s.prefix, ProjectID: s.project}
 	if c.secrets, err = secrets.Open(ctx, settings, secretstore.Options{Bucket: bucket, Cluster: c.id, Ring: ring,
 		Rand: a.Rand, Access: open.Access(s.location)}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/messages"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -227,6 +229,8 @@ func (r *supportRun) shards() (shards []string) {
 			shards = append(shards, key.Shard)
 		}
 	}
+	own, _ := contexts.ParseShardStorage(r.bucketFlags.shards) // checked when a bucket is opened
+	shards = slices.AppendSeq(shards, maps.Keys(own))
 	if r.fleet != nil {
 		shards = append(shards, r.fleet.Shards()...)
 	}
@@ -236,6 +240,19 @@ func (r *supportRun) shards() (shards []string) {
 	}
 	slices.Sort(shards)
 	return slices.Compact(shards)
+}
+
+// bucketOf opens the bucket of a shard. It returns nil if it cannot.
+func (r *supportRun) bucketOf(ctx context.Context, shard string) objstore.Store {
+	if r.bucket == nil {
+		return nil
+	}
+	bucket, err := r.opener(r.bucket)(ctx, shard)
+	if err != nil {
+		r.bundle.NoteUnread("bucket of shard "+shard, err)
+		return nil
+	}
+	return bucket
 }
 
 // readShard adds everything about one shard to the bundle.
@@ -249,15 +266,16 @@ func (r *supportRun) readShard(ctx context.Context, shard string) {
 	r.put(dir+"doctor.json", "what nstance-admin doctor finds", found)
 	var lock record.Lock
 	var current *config.Shard
-	if r.bucket != nil {
+	bucket := r.bucketOf(ctx, shard)
+	if bucket != nil {
 		bucketCtx, cancel := context.WithTimeout(ctx, r.bucketFlags.timeout)
 		defer cancel()
-		state := clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ShardID: shard, Now: r.Now})
+		state := clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: bucket, ShardID: shard, Now: r.Now})
 		lock = r.readLock(bucketCtx, state, shard, dir)
-		current = r.readConfigurations(bucketCtx, state, shard, dir)
+		current = r.readConfigurations(bucketCtx, state, bucket, shard, dir)
 	}
-	if !during(r.app, "asking shard "+shard, func() bool { return r.readLeader(ctx, shard, dir) }) {
-		r.readJournal(ctx, shard, dir)
+	if !during(r.app, "asking shard "+shard, func() bool { return r.readLeader(ctx, shard, dir) }) && bucket != nil {
+		r.readJournal(ctx, bucket, shard, dir)
 	}
 	r.readMetrics(ctx, shard, dir, current, lock)
 }
@@ -282,7 +300,7 @@ func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, sh
 
 // readConfigurations adds the shard's configurations and dynamic groups to the bundle. It returns the configuration in
 // force or, if that is not known, the newest one.
-func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate.State, shard,
+func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate.State, bucket objstore.Store, shard,
 	dir string) (current *config.Shard) {
 	newest, token, err := state.ReadConfig(ctx, shard)
 	if err == nil {
@@ -306,7 +324,7 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	if err != nil {
 		r.bundle.NoteUnread("configuration in force of shard "+shard, err)
 	}
-	object, err := r.bucket.Get(ctx, keys.Groups(shard))
+	object, err := bucket.Get(ctx, keys.Groups(shard))
 	if err == nil {
 		err = support.AddJSON[config.Groups](r.bundle, dir+"dynamic-groups.json", "dynamic groups and overrides",
 			object.Body)
@@ -363,30 +381,28 @@ func (r *supportRun) putEvents(dir, about string, events []*nstancev1.JournalEve
 }
 
 // readJournal reads the newest events of the journal from the bucket and adds them to the bundle.
-func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
-	if r.bucket == nil {
-		return
-	}
+func (r *supportRun) readJournal(ctx context.Context, bucket objstore.Store, shard, dir string) {
 	ctx, cancel := context.WithTimeout(ctx, r.bucketFlags.timeout)
 	defer cancel()
-	parts, err := lastknown.Parts(ctx, r.bucket, shard)
+	parts, err := lastknown.Parts(ctx, bucket, shard)
 	if err != nil {
 		r.bundle.NoteUnread("journal of shard "+shard, err)
 		return
 	}
-	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, shard, parts))
+	r.putEvents(dir, "the newest events in the bucket", r.readParts(ctx, bucket, shard, parts))
 }
 
 // readParts reads parts of the journal, the newest first, until it has enough events. It skips parts that cannot be
 // decoded, and lists them in the bundle. It stops when the bucket fails.
-func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []*nstancev1.JournalEvent {
+func (r *supportRun) readParts(ctx context.Context, bucket objstore.Store, shard string,
+	parts []keys.Key) []*nstancev1.JournalEvent {
 	since := r.Now().Add(-r.since)
 	var events []*nstancev1.JournalEvent
 	for _, part := range slices.Backward(parts) {
 		if len(events) >= maxSupportEvents || part.Time.Before(since.Truncate(24*time.Hour)) {
 			break
 		}
-		read, err := lastknown.ReadPart(ctx, r.bucket, part)
+		read, err := lastknown.ReadPart(ctx, bucket, part)
 		if err != nil {
 			r.bundle.NoteUnread(keys.Journal(shard, part.Time, part.Term, part.First), err)
 			if lastknown.Damaged(err) {

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -224,7 +225,7 @@ func (s *State) RemoveOldCA(ctx context.Context) (_ Rotation, err error) {
 	return s.CARotation(ctx)
 }
 
-// Shards lists the shards that have a configuration in the bucket, sorted.
+// Shards lists the shards that have a configuration in the bucket, and those of Options.Elsewhere, sorted.
 func (s *State) Shards(ctx context.Context) ([]string, error) {
 	entries, err := s.options.Shard.List(ctx, keys.ConfigPrefix())
 	if err != nil {
@@ -236,8 +237,21 @@ func (s *State) Shards(ctx context.Context) ([]string, error) {
 			shards = append(shards, key.Shard)
 		}
 	}
+	shards = slices.AppendSeq(shards, maps.Keys(s.options.Elsewhere))
 	slices.Sort(shards)
-	return shards, nil
+	return slices.Compact(shards), nil
+}
+
+// InShard returns a State of another shard of the cluster.
+func (s *State) InShard(shard string) *State {
+	options := s.options
+	options.ShardID = shard
+	if store, ok := s.options.Elsewhere[shard]; ok {
+		options.Shard = store
+	}
+	of := New(options)
+	of.known.Store(s.known.Load())
+	return of
 }
 
 // RotateCA begins a rotation of the CA, or continues one. It calls [State.AnnounceCA] immediately. It calls the
@@ -376,10 +390,7 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 // the earlier trust value.
 func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollowing, ok bool, err error) {
 	s := f.state
-	options := s.options
-	options.ShardID = shard
-	of := New(options)
-	of.known.Store(s.known.Load())
+	of := s.InShard(shard)
 	applied, err := of.ReadApplied(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
 		return ShardFollowing{}, false, nil

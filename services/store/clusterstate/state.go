@@ -35,8 +35,11 @@ const parallel = 128
 type Options struct {
 	// Cluster contains the cluster's documents, and Shard those of the shard. Both may be the same store.
 	Cluster, Shard objstore.Store
-	ClusterID      string
-	ShardID        string // empty for programs that belong to no shard
+	// Elsewhere contains the documents of shards that are neither in Cluster nor in Shard, by the names of the shards.
+	// Only a rotation of the CA, which concerns all shards, needs it.
+	Elsewhere map[string]objstore.Store
+	ClusterID string
+	ShardID   string // empty for programs that belong to no shard
 	// Secrets holds the CA's key. It is needed to read and write signed documents.
 	Secrets secretstore.Store
 	// Marks contains the highest version of each document that this process has seen. Several States of one cluster may

@@ -125,6 +125,7 @@ module "operator" {
 
 data "nstance_admin_context" "this" {
   storage        = module.google_cluster.primary.storage
+  shard_storage  = { (var.aws_zone) = module.cluster.storage }
   encryption_key = module.google_cluster.encryption_key
 }
 

@@ -64,9 +64,9 @@ const (
 
 // events returns the newest events of a shard's journal that `selects` selects, from the oldest to the newest. It skips
 // parts that cannot be decoded: `cluster verify` names them.
-func (r *Reader) events(ctx context.Context, shard string, since time.Time,
+func (v *view) events(ctx context.Context, since time.Time,
 	selects func(record.Event) bool) (events []record.Event, err error) {
-	parts, err := Parts(ctx, r.bucket, shard)
+	parts, err := Parts(ctx, v.bucket, v.shard)
 	if err != nil {
 		return nil, err
 	}
@@ -78,9 +78,9 @@ func (r *Reader) events(ctx context.Context, shard string, since time.Time,
 		batch := parts[max(0, len(parts)-atOnce):]
 		parts = parts[:len(parts)-len(batch)]
 		read := make([][]record.Event, len(batch))
-		err := r.forEach(ctx, len(batch), atOnce, func(ctx context.Context, i int) error {
+		err := v.forEach(ctx, len(batch), atOnce, func(ctx context.Context, i int) error {
 			var err error
-			read[i], err = ReadPart(ctx, r.bucket, batch[i])
+			read[i], err = ReadPart(ctx, v.bucket, batch[i])
 			if errors.Is(err, errDamaged) {
 				return nil
 			}

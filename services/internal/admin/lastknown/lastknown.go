@@ -29,7 +29,9 @@ import (
 // Options configure [New]. All are required.
 type Options struct {
 	Bucket objstore.Store
-	Now    func() time.Time
+	// Own opens the bucket of a shard that has its own. It returns Bucket for other shards.
+	Own func(ctx context.Context, shard string) (objstore.Store, error)
+	Now func() time.Time
 	// ForEach calls fn for 0 to n-1, with at most `limit` calls at a time.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	// Timeout limits one answer.
@@ -40,7 +42,8 @@ type Options struct {
 
 // Reader answers from the bucket. It is safe for concurrent use.
 type Reader struct {
-	bucket  objstore.Store
+	cluster objstore.Store
+	own     func(ctx context.Context, shard string) (objstore.Store, error)
 	now     func() time.Time
 	forEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	timeout time.Duration
@@ -62,7 +65,7 @@ type answer struct {
 
 // New returns a Reader.
 func New(o Options) *Reader {
-	return &Reader{bucket: o.Bucket, now: o.Now, forEach: o.ForEach, timeout: o.Timeout, keep: o.Keep,
+	return &Reader{cluster: o.Bucket, own: o.Own, now: o.Now, forEach: o.ForEach, timeout: o.Timeout, keep: o.Keep,
 		kept: map[string]*answer{}}
 }
 
@@ -112,11 +115,14 @@ func (r *Reader) answer(ctx context.Context, shard, tenant string, request proto
 	error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	v := &view{Reader: r, shard: shard, tenant: tenant}
-	v.state = clusterstate.New(clusterstate.Options{Cluster: r.bucket, Shard: r.bucket, ShardID: shard, Now: r.now,
+	bucket, err := r.own(ctx, shard)
+	if err != nil {
+		return nil, time.Time{}, &unreadableError{err}
+	}
+	v := &view{Reader: r, bucket: bucket, shard: shard, tenant: tenant}
+	v.state = clusterstate.New(clusterstate.Options{Cluster: r.cluster, Shard: bucket, ShardID: shard, Now: r.now,
 		ForEach: r.forEach})
 	var answer proto.Message
-	var err error
 	switch q := request.(type) {
 	case *nstancev1.ListEventsRequest:
 		answer, err = v.listEvents(ctx, q)
@@ -157,6 +163,7 @@ func (e *unreadableError) Unwrap() error { return e.err }
 // view is a shard in the bucket, as one tenant may see it.
 type view struct {
 	*Reader
+	bucket        objstore.Store // of the shard
 	shard, tenant string
 	state         *clusterstate.State
 
@@ -205,7 +212,7 @@ func (v *view) load(ctx context.Context) error {
 		return err
 	}
 	v.groups, _ = v.config.Merged(v.dynamic)
-	state := clusterstate.New(clusterstate.Options{Cluster: v.bucket, Shard: v.bucket, ShardID: v.shard,
+	state := clusterstate.New(clusterstate.Options{Cluster: v.cluster, Shard: v.bucket, ShardID: v.shard,
 		ClusterID: v.config.Cluster.ID, Now: v.now, ForEach: v.forEach})
 	return state.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) {
 		if rec.Group == "" {
@@ -231,7 +238,7 @@ func (v *view) loadAll(ctx context.Context) error {
 // loadHealth reads the last event about the health of each instance from the last day of the journal.
 func (v *view) loadHealth(ctx context.Context) error {
 	v.healths = map[string]record.Event{}
-	events, err := v.events(ctx, v.shard, time.Time{}, func(e record.Event) bool {
+	events, err := v.events(ctx, time.Time{}, func(e record.Event) bool {
 		switch e.Kind {
 		case record.EventInstanceHealthy, record.EventInstanceUnhealthy, record.EventInstanceLost:
 			return e.Tenant == v.tenant
@@ -250,7 +257,7 @@ func (v *view) listEvents(ctx context.Context, q *nstancev1.ListEventsRequest) (
 	if f.GetSince() != nil {
 		since = f.GetSince().AsTime()
 	}
-	events, err := v.events(ctx, v.shard, since, func(e record.Event) bool {
+	events, err := v.events(ctx, since, func(e record.Event) bool {
 		return (e.Tenant == v.tenant || e.Tenant == "") && (f.GetGroup() == "" || e.Group == f.GetGroup()) &&
 			(f.GetInstanceId() == "" || e.Instance == f.GetInstanceId()) &&
 			(f.GetCause() == "" || e.Cause == f.GetCause()) &&
@@ -426,7 +433,7 @@ func (v *view) explain(ctx context.Context, q *nstancev1.ExplainGroupRequest) (p
 // alerts returns the alerts that were active when the last leader ended, as far as the last day of the journal shows.
 func (v *view) alerts(ctx context.Context, selects func(record.Event) bool) (active []*nstancev1.ErrorEvent,
 	err error) {
-	events, err := v.events(ctx, v.shard, time.Time{}, func(e record.Event) bool {
+	events, err := v.events(ctx, time.Time{}, func(e record.Event) bool {
 		return (e.Kind == record.EventAlertRaised || e.Kind == record.EventAlertResolved ||
 			e.Kind == record.EventLeaderStarted) && (e.Tenant == v.tenant || e.Tenant == "") && selects(e)
 	})

@@ -54,6 +54,7 @@ func TestAccAdminContext(t *testing.T) {
   via            = { us-c = "ssh:bastion" }
   servers        = { us-c = terraform_data.later.output }
   storage        = { provider = "s3", bucket = "b", prefix = "p", region = "r", endpoint = "http://h", path_style = true }
+  shard_storage  = { us-d = { provider = "gcs", bucket = "d", prefix = "x" } }
   secrets        = { provider = "google-secret-manager", prefix = "s", project_id = "project" }
   encryption_key = { provider = "file", source = "/key" }
 `) + "resource \"terraform_data\" \"later\" { input = \"10.0.2.1:8993\" }\n",
@@ -61,11 +62,14 @@ func TestAccAdminContext(t *testing.T) {
 					"via":              "us-c=ssh:bastion",
 					"storage_provider": "s3", "storage_bucket": "b", "storage_prefix": "p", "storage_region": "r",
 					"storage_endpoint": "http://h", "storage_path_style": "true",
+					"shard_storage":    "us-d=gcs://d/x",
 					"secrets_provider": "google-secret-manager", "secrets_prefix": "s", "secrets_project": "project",
 					"key_provider": "file", "key_source": "/key"})},
 			{Config: data("servers = { us-a = \"10.0.0.1\" }\n"), ExpectError: regexp.MustCompile(
 				`(?s)contexts.prod.servers:.*no\s+port`)},
 			{Config: data("via = { us-a = \"ssh:-x\" }\n"), ExpectError: regexp.MustCompile(`want\s+ssh:HOST`)},
+			{Config: data("shard_storage = { us-d = { provider = \"gs\", bucket = \"d\" } }\n"),
+				ExpectError: regexp.MustCompile(`(?s)contexts.prod.shard_storage:.*"gs"\s+is\s+none\s+of`)},
 			{Config: data("encryption_key = { provider = \"fil\" }\n"), ExpectError: regexp.MustCompile(
 				`(?s)contexts.prod.key_provider:.*did\s+you\s+mean\s+"file"`)},
 		},

@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 
 	"github.com/nstance-kit/nstance/services/api/tunnel"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
@@ -39,6 +40,7 @@ type model struct {
 	Via           types.Map    `tfsdk:"via"`
 	Shard         types.String `tfsdk:"shard"`
 	Storage       types.Object `tfsdk:"storage"`
+	ShardStorage  types.Map    `tfsdk:"shard_storage"`
 	Secrets       types.Object `tfsdk:"secrets"`
 	EncryptionKey types.Object `tfsdk:"encryption_key"`
 	JSON          types.String `tfsdk:"json"`
@@ -51,6 +53,15 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 	}
 	needed := func(doc string) schema.StringAttribute {
 		return schema.StringAttribute{MarkdownDescription: doc, Required: true}
+	}
+	storage := map[string]schema.Attribute{
+		"provider": needed("Kind of object store."),
+		"bucket":   needed("Name of the bucket."),
+		"prefix":   text("Prefix of all keys in the bucket."),
+		"region":   text("Region of the bucket."),
+		"endpoint": text("URL of an object store that is not a cloud's own."),
+		"path_style": schema.BoolAttribute{Optional: true,
+			MarkdownDescription: "Name the bucket in the path of the URL and not in its host."},
 	}
 	const byDefault = " Default: that of the provider's configuration."
 	resp.Schema = schema.Schema{
@@ -70,15 +81,12 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 			"shard": text("The shard that commands ask if none is named. Not needed if there is only one."),
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket." + byDefault, Optional: true,
-				Attributes: map[string]schema.Attribute{
-					"provider": needed("Kind of object store."),
-					"bucket":   needed("Name of the bucket."),
-					"prefix":   text("Prefix of all keys in the bucket."),
-					"region":   text("Region of the bucket."),
-					"endpoint": text("URL of an object store that is not a cloud's own."),
-					"path_style": schema.BoolAttribute{Optional: true,
-						MarkdownDescription: "Name the bucket in the path of the URL and not in its host."},
-				}},
+				Attributes: storage},
+			"shard_storage": schema.MapNestedAttribute{
+				MarkdownDescription: "The buckets of shards that have their own, by shard, such as those of shards in " +
+					"another cloud. Commands that work on the bucket find these shards there.",
+				Optional:     true,
+				NestedObject: schema.NestedAttributeObject{Attributes: storage}},
 			"secrets": schema.SingleNestedAttribute{
 				MarkdownDescription: "Where the cluster's secrets are kept." + byDefault, Optional: true,
 				Attributes: map[string]schema.Attribute{
@@ -133,6 +141,7 @@ func (d *DataSource) document(m model) (string, error) {
 	if _, err := tunnel.Parse(found["via"]); err != nil {
 		return "", err
 	}
+	found["shard_storage"] = shardStorage(m.ShardStorage)
 	settings := d.Servers.Bucket().Settings()
 	switch storage := settings.Storage; {
 	case !m.Storage.IsNull():
@@ -175,6 +184,22 @@ func (d *DataSource) document(m model) (string, error) {
 	}
 	_, err = contexts.Parse(document)
 	return string(document) + "\n", err
+}
+
+// shardStorage returns the buckets of shards as nstance-admin reads them.
+func shardStorage(of types.Map) string {
+	shards := map[string]contexts.ShardStorage{}
+	for shard, value := range of.Elements() {
+		object, ok := value.(types.Object)
+		if !ok {
+			continue
+		}
+		field := func(name string) string { return text(object.Attributes()[name]) }
+		shards[shard] = contexts.ShardStorage{Storage: config.Storage{Provider: field("provider"),
+			Bucket: field("bucket"), Prefix: field("prefix"), Region: field("region"), Endpoint: field("endpoint")},
+			PathStyle: field("path_style") != ""}
+	}
+	return contexts.FormatShardStorage(shards)
 }
 
 // add copies the attributes of an object to settings whose names begin with a word.
