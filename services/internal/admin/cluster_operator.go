@@ -369,9 +369,10 @@ func (a *app) operatorRemoveCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "remove OPERATOR-ID", Short: "Remove an operator: its certificate is refused", Args: cobra.ExactArgs(1),
 		Long: `Removes an operator for good. Within five minutes every server refuses the operator's
-calls, and within fifteen minutes servers close its open streams. Its certificate cannot be
-renewed, and its ID cannot register again. Remove an operator when its identity was stolen
-or is no longer needed. Removing an operator twice changes nothing.`,
+calls (within an hour if the server cannot read the cluster's bucket), and within fifteen
+minutes servers close its open streams. Its certificate cannot be renewed, and its ID cannot
+register again. Remove an operator when its identity was stolen or is no longer needed.
+Removing an operator twice changes nothing.`,
 		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")

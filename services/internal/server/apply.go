@@ -148,7 +148,10 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	if result == shardconfig.Restart {
 		s.restartForConfig()
 	}
-	return result, problems, s.followCA(ctx)
+	if err := s.followCA(ctx); err != nil && ctx.Err() == nil {
+		s.log.Warn("CA not looked up", "error", err) // the configuration is in force nevertheless
+	}
+	return result, problems, nil
 }
 
 // announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include the

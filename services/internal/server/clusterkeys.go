@@ -24,6 +24,11 @@ type clusterKeys struct {
 // Without one, the cluster was destroyed. A standby that takes over after the destruction must not create keys in the
 // bucket.
 func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
+	defer func() {
+		if err != nil && s.inUse.Load().clusterBucket != nil {
+			err = fmt.Errorf("cluster.storage: %w", err)
+		}
+	}()
 	k.nonce, err = s.state.LoadNonceKey(ctx)
 	missing := errors.Is(err, secretstore.ErrNotFound)
 	if missing {

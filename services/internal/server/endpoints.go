@@ -118,7 +118,7 @@ func (s *server) listen(ctx context.Context) error {
 // awaitPort opens a listener. While another process uses the port, it tries again, and the server is not ready.
 func (s *server) awaitPort(ctx context.Context, addr, what string) (listener net.Listener, err error) {
 	err = s.repeat(ctx, func() error {
-		listener, err = listen(ctx, addr, what)
+		listener, err = s.open(ctx, addr, what)
 		return err
 	}, s.reportNotReady)
 	return listener, err
@@ -237,7 +237,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}
 	var listeners []net.Listener
 	for _, service := range services {
-		listener, err := listen(ctx, service.addr, service.name)
+		listener, err := s.open(ctx, service.addr, service.name)
 		if err != nil {
 			for _, l := range listeners {
 				_ = l.Close()
@@ -315,10 +315,15 @@ func isPortTaken(err error) bool {
 	return errors.As(err, &taken)
 }
 
-// listen opens a TCP listener. Its error is a portTakenError or a fatalError.
-func listen(ctx context.Context, addr, what string) (net.Listener, error) {
-	var cfg net.ListenConfig
-	listener, err := cfg.Listen(ctx, "tcp", addr)
+// open opens a listener. Its error is a portTakenError or a fatalError.
+func (s *server) open(ctx context.Context, addr, what string) (net.Listener, error) {
+	open := s.cfg.Listen
+	if open == nil {
+		open = func(ctx context.Context, addr string) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		}
+	}
+	listener, err := open(ctx, addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, &portTakenError{addr, what}
 	}
@@ -329,11 +334,11 @@ func listen(ctx context.Context, addr, what string) (net.Listener, error) {
 }
 
 // checkBind returns an error if this machine can never listen on an address of p. A port that is taken is no error.
-func checkBind(ctx context.Context, p ports) error {
+func (s *server) checkBind(ctx context.Context, p ports) error {
 	for _, service := range []struct{ field, addr string }{{"health_addr", p.bind.Health},
 		{"election_addr", p.bind.Election}, {"registration_addr", p.bind.Registration},
 		{"operator_addr", p.bind.Operator}, {"agent_addr", p.bind.Agent}} {
-		listener, err := listen(ctx, service.addr, "server.bind."+service.field)
+		listener, err := s.open(ctx, service.addr, "server.bind."+service.field)
 		switch {
 		case err == nil:
 			_ = listener.Close()

@@ -229,6 +229,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		func(ctx context.Context) error { leader.FollowBalancers(ctx); return nil },
 		func(ctx context.Context) error { s.watchVMs(ctx, leader); return nil },
 		func(ctx context.Context) error { s.alertOutages(ctx, leader.State); return nil },
+		func(ctx context.Context) error { s.watchCluster(ctx); return nil },
 		func(ctx context.Context) error { journalSizes(ctx, leader.State, l.journal.Record); return nil },
 		func(ctx context.Context) error { return s.pollConfig(ctx, leader, l) },
 		func(ctx context.Context) error { return s.refreshImages(ctx, l) },

@@ -34,6 +34,8 @@ type resources struct {
 	state   *clusterstate.State
 	secrets secretstore.Store
 	ports   ports
+	// clusterBucket knows whether the cluster's bucket answers. It is nil if that is the shard's bucket.
+	clusterBucket *bucketWatch
 	// marks are the highest versions of the cluster's documents and secrets that this server has read, or has found in
 	// the lock.
 	marks *highwater.Marks
@@ -89,7 +91,7 @@ func (s *server) openResources(ctx context.Context, shard *config.Shard, applied
 		return nil, err
 	}
 	if !applied {
-		if err := checkBind(ctx, r.ports); err != nil {
+		if err := s.checkBind(ctx, r.ports); err != nil {
 			return nil, err
 		}
 	}
@@ -148,11 +150,18 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied b
 	if shard.Cluster.Storage != nil {
 		var at objstore.Location
 		at, access = clusterBucket(shard)
-		store, err := open.Open(ctx, at)
-		if err != nil {
-			return fmt.Errorf("cluster.storage: %w", err)
+		store := s.cfg.ClusterBucket
+		if store == nil {
+			var err error
+			if store, err = open.Open(ctx, at); err != nil {
+				return fmt.Errorf("cluster.storage: %w", err)
+			}
 		}
-		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
+		r.clusterBucket = &bucketWatch{name: "the cluster's bucket"}
+		cluster = objstore.WithObserver(objstore.WithTimeouts(store, s.bucketTimeouts),
+			func(op string, took time.Duration, err error) {
+				r.clusterBucket.observe(op, took, err, s.env.Now())
+			})
 		// The cluster's bucket needs conditional writes too, because the first server of the cluster creates the CA in
 		// it.
 		if err := s.probeBucket(ctx, cluster); err != nil {

@@ -51,6 +51,10 @@ type Config struct {
 	KeySources []keyring.Source
 	// Bucket, if set, replaces the bucket that the options name.
 	Bucket objstore.Store
+	// ClusterBucket, if set, replaces the bucket that cluster.storage names.
+	ClusterBucket objstore.Store
+	// Listen, if set, opens every listener. The default is TCP.
+	Listen func(ctx context.Context, addr string) (net.Listener, error)
 	// Supervised means that a supervisor restarts this server when it fails.
 	Supervised bool
 	// ConfirmOrphans, if set, delivers a value whenever a person allows garbage collection to delete the present

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,9 +33,10 @@ const shortestOutage = 5 * time.Second
 // ended.
 const outageKnown = 90 * time.Second
 
-// bucketWatch knows whether the bucket answers this server. The zero value knows of no request. It is safe for
-// concurrent use.
+// bucketWatch knows whether a bucket answers this server. The zero value knows of no request. It is safe for concurrent
+// use.
 type bucketWatch struct {
+	name          string // "": the bucket
 	mu            sync.Mutex
 	reads, writes bucketOutage // in progress, if since is set
 	last          bucketOutage // the last one that has ended and is not in the journal
@@ -44,10 +46,11 @@ type bucketWatch struct {
 func (b *bucketWatch) observe(op string, took time.Duration, err error, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	current, what := &b.reads, "read the bucket"
+	current, what := &b.reads, "read "
 	if op == "put" || op == "delete" {
-		current, what = &b.writes, "write to the bucket"
+		current, what = &b.writes, "write to "
 	}
+	what += cmp.Or(b.name, "the bucket")
 	switch {
 	case errors.Is(err, context.Canceled): // by this server
 	case storageResult(err) != "error":
@@ -88,26 +91,58 @@ func (b *bucketWatch) ended() bucketOutage {
 
 // failing says in words that the bucket does not answer, or returns "".
 func (s *server) failing() string {
-	o := s.bucket.present(s.env.Now())
+	return s.outage(s.bucket.present(s.env.Now()))
+}
+
+func (s *server) outage(o bucketOutage) string {
 	if o.since.IsZero() {
 		return ""
 	}
 	return fmt.Sprintf("cannot %s since %s: %s", o.what, s.clockTime(o.since), o.cause)
 }
 
+// clusterLookEvery is the time between two reads of the cluster's bucket, if it is not that of the shard.
+const clusterLookEvery = 30 * time.Second
+
+// watchCluster reads the cluster's bucket from time to time until ctx ends, if it is not that of the shard. So an outage
+// is noticed before a VM or an operator needs this bucket.
+func (s *server) watchCluster(ctx context.Context) {
+	for s.inUse.Load().clusterBucket != nil && s.env.Sleep(ctx, clusterLookEvery) == nil {
+		_, _ = s.state.CABundleToken(ctx) // clusterBucket observes the result
+	}
+	<-ctx.Done()
+}
+
+// clusterFailing says in words that the cluster's bucket does not answer, and what waits for it, or returns "". It
+// returns "" if that is the shard's bucket.
+func (s *server) clusterFailing() string {
+	r := s.inUse.Load()
+	if r == nil || r.clusterBucket == nil {
+		return ""
+	}
+	o := r.clusterBucket.present(s.env.Now())
+	if o.since.IsZero() || s.env.Now().Sub(o.since) < shortestOutage {
+		return ""
+	}
+	return s.outage(o) + "; until it answers, no VM or operator can register, and no other server can take over"
+}
+
 // bucketAlertEvery is the time between two looks at whether the bucket answers.
 const bucketAlertEvery = time.Second
 
-// alertOutages raises an alert of the shard while the bucket has not answered this leader for shortestOutage, until ctx
-// ends. The leader leads on for some time, so its alert is seen.
+// alertOutages raises an alert of the shard while the bucket, or that of the cluster, has not answered this leader for
+// shortestOutage, until ctx ends. The leader leads on for some time, so its alert is seen.
 func (s *server) alertOutages(ctx context.Context, state *shardstate.State) {
 	key := shardstate.ErrorKey{Kind: plan.AlertStorage}
 	for s.env.Sleep(ctx, bucketAlertEvery) == nil {
-		now := s.env.Now()
-		if o := s.bucket.present(now); o.since.IsZero() || now.Sub(o.since) < shortestOutage {
+		now, says := s.env.Now(), s.clusterFailing()
+		if o := s.bucket.present(now); !o.since.IsZero() && now.Sub(o.since) >= shortestOutage {
+			says = s.failing()
+		}
+		if says == "" {
 			state.ResolveError(key)
 		} else {
-			state.RaiseError(key, s.failing())
+			state.RaiseError(key, says)
 		}
 	}
 }
@@ -184,6 +219,9 @@ func (s *server) leaderSays(v standing, leaseEnds election.Instant) string {
 		return fmt.Sprintf("becomes the leader of term %d, but %s", v.Term, v.Bucket)
 	case l == nil:
 		return fmt.Sprintf("ok: becomes the leader of term %d", v.Term)
+	}
+	if cluster := s.clusterFailing(); cluster != "" {
+		return fmt.Sprintf("leads in term %d, but %s", v.Term, cluster)
 	}
 	return fmt.Sprintf("ok: leads in term %d", v.Term)
 }

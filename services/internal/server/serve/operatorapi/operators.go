@@ -23,10 +23,10 @@ import (
 
 const (
 	// If an operator was admitted, its record is read again after operatorFresh. If it was refused, its record is read
-	// again after refusalMemory. While the bucket cannot be read, an admitted operator stays admitted for
-	// operatorMemory after the last read.
+	// again after refusalMemory. While the cluster's bucket cannot be read, an admitted operator stays admitted for
+	// operatorMemory after the last read: the bucket may be in another cloud, and the operator is then needed most.
 	operatorFresh  = 4 * time.Minute
-	operatorMemory = 5 * time.Minute
+	operatorMemory = time.Hour
 	refusalMemory  = 10 * time.Second
 	// maxOperators is the largest number of operators that are remembered. A tenant has only a few operators.
 	maxOperators = 4096
