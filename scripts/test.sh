@@ -186,8 +186,11 @@ step_stacks() {
 	go test ./tests/stacks -count=1 -timeout 50m -parallel 4 -terraform="$terraform"
 }
 
-# The example for Google Cloud, applied to the fake cloud and destroyed.
+# The examples for Google Cloud and for two clouds, applied to the fake clouds and destroyed. One of them has a Kubernetes.
 step_gcpstack() {
+	for name in etcd kube-apiserver kube-controller-manager capi-core kubectl helm; do
+		scripts/tool.sh "$name" >/dev/null
+	done
 	go test ./tests/stacks/gcp -count=1 -timeout 30m -terraform="$(command -v terraform)"
 }
 

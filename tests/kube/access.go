@@ -46,7 +46,11 @@ func (c *Cluster) ForServiceAccount(ctx context.Context, namespace, name string)
 // and fairness.
 func (c *Cluster) config(identity rest.TLSClientConfig) *rest.Config {
 	identity.CAData = c.pki.pem
-	return &rest.Config{Host: c.URL, TLSClientConfig: identity, QPS: -1}
+	config := &rest.Config{Host: c.URL, TLSClientConfig: identity, QPS: -1}
+	if c.Network != nil {
+		config.Dial = c.Network.Dial
+	}
+	return config
 }
 
 // WriteKubeconfig writes a configuration, including its credentials, to a kubeconfig file.

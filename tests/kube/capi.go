@@ -75,8 +75,9 @@ func (c *Cluster) startCAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: c.Network.dial}}
 	if err := p.until(ctx, func() error {
-		status, err := get(ctx, http.DefaultClient, "http://"+address(ports[1])+"/readyz")
+		status, err := get(ctx, client, "http://"+address(ports[1])+"/readyz")
 		if err == nil && status != http.StatusOK {
 			err = fmt.Errorf("/readyz answers %d", status)
 		}

@@ -51,10 +51,36 @@ type Options struct {
 	Scheduler         bool
 	// Kwok simulates the kubelets of Nodes with the label [AliveLabel].
 	Kwok bool
-	// CAPI runs Cluster API's core manager with its webhooks. It requires [Isolate].
+	// CAPI runs Cluster API's core manager with its webhooks. It requires [Isolate] or Network.
 	CAPI bool
+	// Network is a network of their own for the processes. Nil means that of this process.
+	Network *Network
 	// Audit lists the users for [Cluster.Requests].
 	Audit []string
+}
+
+// Network is a network namespace that has a loopback interface.
+type Network struct {
+	// Enter is the beginning of a command that runs the command in its further arguments in the network.
+	Enter []string
+	// Dial connects from the network.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Run is like the function Run, in the network.
+func (n *Network) Run(dir, name, program string, env []string, args ...string) (*Process, error) {
+	if n != nil {
+		program, args = n.Enter[0], slices.Concat(n.Enter[1:], []string{program}, args)
+	}
+	return Run(dir, name, program, env, args...)
+}
+
+// dial connects from the network.
+func (n *Network) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if n == nil {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	return n.Dial(ctx, network, address)
 }
 
 // Cluster is a running Kubernetes. Callers must not change its fields.
@@ -77,7 +103,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Dir == "" {
 		return nil, errors.New("kube: no directory given")
 	}
-	if o.CAPI && !Isolated() {
+	if o.CAPI && !Isolated() && o.Network == nil {
 		return nil,
 			errors.New(
 				"kube: Cluster API's webhooks listen on all addresses: run them in a network namespace of their " +
@@ -156,7 +182,7 @@ func (c *Cluster) run(ctx context.Context, name string, args ...string) (*Proces
 	if err != nil {
 		return nil, err
 	}
-	p, err := Run(c.Dir, name, program, nil, args...)
+	p, err := c.Network.Run(c.Dir, name, program, nil, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -143,6 +143,16 @@ func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.L
 	return l, err
 }
 
+// VPCNamespace returns the path of the network namespace of a VPC. A program in it is a host in the VPC that is not a
+// machine. Its loopback interface is up.
+func (r *Runner) VPCNamespace(vpc string) (path string, err error) {
+	v, err := r.network(vpc)
+	if err != nil {
+		return "", err
+	}
+	return v.ns.path(), nil
+}
+
 // dialTime limits a connection attempt, because a dropped packet never gets an answer.
 const dialTime = 10 * time.Second
 

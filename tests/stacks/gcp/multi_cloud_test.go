@@ -2,6 +2,7 @@ package gcp
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"net/http"
@@ -15,13 +16,12 @@ import (
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"google.golang.org/api/option"
 
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
 	"github.com/nstance-kit/nstance/services/store/objstore/s3"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
@@ -54,9 +54,9 @@ func googleKeys() (keys map[string]string, err error) {
 	return keys, json.Unmarshal(answer.Body.Bytes(), &keys)
 }
 
-// cutFor is how long AWS cannot be reached. The shards report health every 2 s instead of every 60 s, so this time has
-// as many reports as ten minutes.
-const cutFor = 20 * time.Second
+// cutFlag is how long AWS cannot be reached. The shards report health every 2 s instead of every 60 s, so 20 s have as
+// many reports as ten minutes.
+var cutFlag = flag.Duration("cut", 20*time.Second, "how long the test of two clouds cuts the connections with AWS")
 
 // zone is that of the shard on Google Cloud.
 const zone = "us-west1-a"
@@ -199,6 +199,7 @@ func atLeast(t *testing.T, state *clusterstate.State, n int) string {
 // their VM.
 func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	l, c, front := twoClouds(t)
+	office := newOffice(t, c)
 	beforeAWS, beforeGoogle := l.Inventory(t), c.Inventory()
 	stack := applyBoth(t, l, c, "wide", "")
 	var shards map[string]struct {
@@ -240,27 +241,40 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	lab.Eventually(t, scenario.Soon, "the VM on AWS registers", func() string { return atLeast(t, aws, 1) })
 	scenario.Converged(t, stack)
 
-	// One operator, with one certificate, asks both leaders for one group.
-	identity, err := local.Identity(t.Context(), aws, "")
-	must(t, err)
-	vpc := l.Instances("wide")[0].VPC
-	operators := []nstancev1.OperatorServiceClient{
-		lab.ConnectOperator(t, identity, shards["aws"].LeaderIP, l.DialVPC(vpc)),
-		lab.ConnectOperator(t, identity, google.LeaderIP, google.Dial)}
-	for i, operator := range operators {
-		lab.Eventually(t, scenario.Soon, fmt.Sprintf("leader %d makes the operator's group", i), func() string {
-			_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "pool",
-				Patch: `{"template": "worker", "size": 1}`})
-			return text(err)
-		})
+	// One operator, installed with the commands of the page, runs one MachinePool on both clouds.
+	bin := office.await(t)
+	toAWS := office.connect(t, shards["aws"].LeaderIP, l.DialVPC(l.Instances("wide")[0].VPC))
+	office.connect(t, google.LeaderIP, google.Dial)
+	lists := stack.Shell(t, "office nstance-admin status\noffice nstance-admin instance list", bin)
+	if !strings.Contains(lists, shards["aws"].ID) || !strings.Contains(lists, zone) {
+		t.Errorf("with one context nstance-admin shows %s", lists)
 	}
-	google.Settled(t, 2, nil)
-	lab.Eventually(t, scenario.Soon, "two VMs on AWS", func() string { return atLeast(t, aws, 2) })
+	stack.Shell(t, lab.Commands(t, "multi-cloud.md", 3), bin)
+	stopOperator := office.runOperator(t)
+	stack.Shell(t, "sed -i 's/example--default/wide--default/' pool.yaml", bin)
+	commands := strings.Split(lab.Commands(t, "multi-cloud.md", 4), "\n")
+	stack.Shell(t, commands[0], bin)
+	onAWS := func() int { return len(l.Instances("wide")) - 1 } // without that of the group workers
+	spread := func(aws, gcp int) func() string {
+		return func() string {
+			if a, g := onAWS(), len(google.Workers())-1; a != aws || g != gcp {
+				return fmt.Sprintf("the pool has %d VMs on AWS and %d on Google Cloud", a, g)
+			}
+			return office.poolHas(t, aws, gcp)
+		}
+	}
+	lab.Eventually(t, 2*scenario.Soon, "half of the pool on each cloud", spread(1, 1))
+	stack.Shell(t, commands[1], bin)
+	lab.Eventually(t, scenario.Soon, "half of the larger pool on each cloud", spread(2, 2))
+	t.Log(stack.Shell(t, commands[2], bin))
 
-	// AWS cannot be reached from Google Cloud. The leader there works on, and replaces nothing.
+	// AWS cannot be reached from Google Cloud and from the operator. The leader on Google Cloud works on, and replaces
+	// nothing.
+	keptOnAWS := l.Instances("wide")
 	kept, servers := google.Workers(), google.Servers()
 	front.cut.Store(true)
-	for began := time.Now(); time.Since(began) < cutFor; {
+	toAWS.cut()
+	for began := time.Now(); time.Since(began) < *cutFlag; {
 		if now := google.Workers(); !slices.Equal(now, kept) {
 			t.Fatalf("without AWS the VMs on Google Cloud are %v, want %v as before", now, kept)
 		}
@@ -272,16 +286,42 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 		}
 		<-time.After(time.Second)
 	}
-	// A VM that is lost now is replaced, and the new one registers when AWS can be reached again.
-	google.Kill(kept[0])
-	lab.Eventually(t, scenario.Soon, "the lost VM is replaced without AWS", func() string {
-		if now := google.Workers(); len(now) != 2 || slices.Contains(now, kept[0]) {
+	// The operator says which shard it cannot reach, and changes the part of the other one.
+	lab.Eventually(t, scenario.Soon, "the pool names the shard that cannot be reached", func() string {
+		return office.unreachable(t, shards["aws"].ID)
+	})
+	stack.Shell(t, "kubectl -n nstance-system scale machinepool pool --replicas 6", bin)
+	lab.Eventually(t, scenario.Soon, "the part on Google Cloud grows without AWS", func() string {
+		if now := google.Workers(); len(now) != 4 {
 			return fmt.Sprint(now)
 		}
 		return ""
 	})
+	// A VM that is lost now is replaced, and the new one registers when AWS can be reached again.
+	google.Kill(kept[0])
+	lab.Eventually(t, scenario.Soon, "the lost VM is replaced without AWS", func() string {
+		if now := google.Workers(); len(now) != 4 || slices.Contains(now, kept[0]) {
+			return fmt.Sprint(now)
+		}
+		return ""
+	})
+	if now := l.Instances("wide"); !slices.EqualFunc(now, keptOnAWS, func(a, b ec2.InstanceView) bool {
+		return a.ID == b.ID
+	}) {
+		t.Errorf("the VMs on AWS are %v, want %v as before", now, keptOnAWS)
+	}
 	front.cut.Store(false)
-	google.Settled(t, 2, kept[:1])
+	toAWS.mend()
+	google.Settled(t, 4, kept[:1])
+	lab.Eventually(t, scenario.Soon, "half of the pool on each cloud again", spread(3, 3))
+	stack.Shell(t, "kubectl -n nstance-system delete machinepool pool", bin)
+	lab.Eventually(t, scenario.Soon, "the deletion of the pool deletes its VMs on both clouds", func() string {
+		if a, g := onAWS(), len(google.Workers())-1; a > 0 || g > 0 {
+			return fmt.Sprintf("%d on AWS and %d on Google Cloud", a, g)
+		}
+		return ""
+	})
+	stopOperator()
 
 	stack.Destroy(t)
 	if now := c.Inventory(); !slices.Equal(now, beforeGoogle) {
@@ -297,11 +337,4 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	if !exchanged {
 		t.Error("no server exchanged an identity token")
 	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -94,39 +95,17 @@ func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error)
 // network, so Register leaves out commands that call the leader. It returns the setting `servers` of nstance-admin.
 func (s *Stack) Register(t T, page string, n int, replacements ...string) string {
 	t.Helper()
-	programs, err := Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(Root(), "docs", "start", page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := strings.Split(string(text), "```sh\n")
-	if len(found) <= n {
-		t.Fatalf("%s has %d blocks of shell commands", page, len(found)-1)
-	}
-	commands, _, _ := strings.Cut(found[n], "```")
-	commands, asks, _ := strings.Cut(strings.NewReplacer(replacements...).Replace(commands), "nstance-admin status\n")
+	commands, asks, _ := strings.Cut(strings.NewReplacer(replacements...).Replace(Commands(t, page, n)),
+		"nstance-admin status\n")
 	if strings.TrimSpace(asks) != "nstance-admin instance list" {
 		t.Fatalf("%s does not end with a look at the shard: %s%s", page, commands, asks)
 	}
-	home := t.TempDir()
-	if err := os.Symlink(s.options.TerraformBinary, filepath.Join(home, "tofu")); err != nil {
+	s.home = t.TempDir()
+	if err := os.Symlink(s.options.TerraformBinary, filepath.Join(s.home, "tofu")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands+
-		`nstance-admin context show --output json >"$HOME/settings"`)
-	cmd.Dir = s.options.TerraformDir
-	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME=",
-		"PATH="+home+":"+filepath.Join(programs.dir, "bin")+":"+os.Getenv("PATH"))
-	for name, value := range s.options.EnvVars {
-		cmd.Env = append(cmd.Env, name+"="+value)
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %s: %v\n%s", page, commands, err, out)
-	}
-	text, err = os.ReadFile(filepath.Join(home, "settings"))
+	s.Shell(t, commands+`nstance-admin context show --output json >"$HOME/settings"`)
+	text, err := os.ReadFile(filepath.Join(s.home, "settings"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,4 +123,41 @@ func (s *Stack) Register(t T, page string, n int, replacements ...string) string
 		t.Fatal(err)
 	}
 	return settings["servers"]
+}
+
+// Commands returns the nth block of shell commands on a page of docs/start.
+func Commands(t T, page string, n int) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(Root(), "docs", "start", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := strings.Split(string(text), "```sh\n")
+	if len(found) <= n {
+		t.Fatalf("%s has %d blocks of shell commands", page, len(found)-1)
+	}
+	commands, _, _ := strings.Cut(found[n], "```")
+	return commands
+}
+
+// Shell runs shell commands in the stack's directory, as the user of Register, and returns their output. The commands
+// find the stack's CLI as tofu, nstance-admin, and the programs in the directories of path.
+func (s *Stack) Shell(t T, commands string, path ...string) string {
+	t.Helper()
+	programs, err := Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = slices.Concat([]string{s.home, filepath.Join(programs.dir, "bin")}, path, []string{os.Getenv("PATH")})
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", commands)
+	cmd.Dir = s.options.TerraformDir
+	cmd.Env = append(os.Environ(), "HOME="+s.home, "XDG_CONFIG_HOME=", "PATH="+strings.Join(path, ":"))
+	for name, value := range s.options.EnvVars {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", commands, err, out)
+	}
+	return string(out)
 }

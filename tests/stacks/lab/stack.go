@@ -38,9 +38,10 @@ type Stack struct {
 	options *terraform.Options
 	outputs map[string]json.RawMessage // Those after the last Apply, or nil if they have not been read.
 	saved   string                     // The file with the plan of the last Plan.
+	home    string                     // The home directory of the user who has called Register.
 }
 
-// NewStack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until
+// NewStack copies an example, such as "aws/single-shard", and what it refers to, and initializes it. The copy exists until
 // the test ends. "override" is the content of an override file with settings for which the example has no variables
 // (https://opentofu.org/docs/language/files/override). If it is empty, there is no such file. "environment" has the
 // variables that make the CLI use the example's cloud.
@@ -51,7 +52,7 @@ func NewStack(t T, cli, example string, vars map[string]any, override string,
 	cloud, _, _ := strings.Cut(example, "/")
 	parts := []string{"modules/" + cloud, "modules/kubernetes", "examples/" + cloud}
 	if cloud == example { // an example for several clouds
-		parts = []string{"modules", "examples/" + cloud}
+		parts = []string{"modules", "services/operator/chart", "examples/" + cloud}
 	}
 	for _, part := range parts {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
