@@ -104,8 +104,8 @@ func (s *server) outage(o bucketOutage) string {
 // clusterLookEvery is the time between two reads of the cluster's bucket, if it is not that of the shard.
 const clusterLookEvery = 30 * time.Second
 
-// watchCluster reads the cluster's bucket from time to time until ctx ends, if it is not that of the shard. So an outage
-// is noticed before a VM or an operator needs this bucket.
+// watchCluster reads the cluster's bucket from time to time until ctx ends, if it is not that of the shard. So an
+// outage is noticed before a VM or an operator needs this bucket.
 func (s *server) watchCluster(ctx context.Context) {
 	for s.inUse.Load().clusterBucket != nil && s.env.Sleep(ctx, clusterLookEvery) == nil {
 		_, _ = s.state.CABundleToken(ctx) // clusterBucket observes the result

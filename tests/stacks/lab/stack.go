@@ -41,8 +41,8 @@ type Stack struct {
 	home    string                     // The home directory of the user who has called Register.
 }
 
-// NewStack copies an example, such as "aws/single-shard", and what it refers to, and initializes it. The copy exists until
-// the test ends. "override" is the content of an override file with settings for which the example has no variables
+// NewStack copies an example, such as "aws/single-shard", and what it refers to, and initializes it. The copy exists
+// until the test ends. "override" is the content of an override file with settings for which the example has no variables
 // (https://opentofu.org/docs/language/files/override). If it is empty, there is no such file. "environment" has the
 // variables that make the CLI use the example's cloud.
 func NewStack(t T, cli, example string, vars map[string]any, override string,
