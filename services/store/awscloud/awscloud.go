@@ -1,4 +1,4 @@
-// Package awscloud makes the configuration for AWS's SDK: region, profile and role.
+// Package awscloud makes the configuration for AWS's SDK (region, profile and role) and reads the errors of the SDK.
 //
 // Invariant: the package sends no request. The SDK assumes the role when a client first needs credentials.
 package awscloud
@@ -6,6 +6,7 @@ package awscloud
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 )
@@ -47,6 +50,23 @@ func Load(ctx context.Context, access cloud.Access, options ...func(*config.Load
 			}))
 	}
 	return cfg, nil
+}
+
+// CodeOf returns the API's error code, or "" if there was no answer or the answer has no code. For such an answer, the
+// SDK sets the code UnknownError.
+func CodeOf(err error) string {
+	if e, ok := errors.AsType[smithy.APIError](err); ok && e.ErrorCode() != "UnknownError" {
+		return e.ErrorCode()
+	}
+	return ""
+}
+
+// StatusOf returns the HTTP status of the answer, or 0 if there was no answer.
+func StatusOf(err error) int {
+	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
+		return e.HTTPStatusCode()
+	}
+	return 0
 }
 
 // identityTimeout is how long the metadata server may take to return a token.

@@ -13,7 +13,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws/arn"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
-	"github.com/aws/smithy-go"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -66,8 +65,7 @@ func (a account) readParameter(ctx context.Context, source config.KeySource) ([]
 
 // explain returns err. If AWS refused the request, the returned error also matches keyring.ErrDenied.
 func explain(err error) error {
-	var answer smithy.APIError
-	if errors.As(err, &answer) && strings.HasPrefix(answer.ErrorCode(), "AccessDenied") {
+	if strings.HasPrefix(awscloud.CodeOf(err), "AccessDenied") {
 		return fmt.Errorf("%w: %w", keyring.ErrDenied, err)
 	}
 	return err

@@ -27,8 +27,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-	"github.com/aws/smithy-go"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
@@ -152,7 +150,7 @@ func (s *Store) Get(ctx context.Context, key string) (obj objstore.Object, err e
 		return obj, err
 	}
 	out, err := s.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
-	if codeOf(err) == "NoSuchKey" { // not every 404, because a missing bucket or a wrong endpoint answers 404 too
+	if awscloud.CodeOf(err) == "NoSuchKey" { // not every 404, because a missing bucket or a wrong endpoint answers 404 too
 		return obj, fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
 	}
 	if err != nil {
@@ -195,8 +193,8 @@ func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.
 	})
 	if err != nil {
 		// https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-		status := statusOf(err)
-		switch code := codeOf(err); {
+		status := awscloud.StatusOf(err)
+		switch code := awscloud.CodeOf(err); {
 		case cond.Conditional() && code == "NoSuchKey": // there is no object with the token
 			status = http.StatusPreconditionFailed
 		case code == "RequestTimeout":
@@ -217,7 +215,7 @@ func (s *Store) Delete(ctx context.Context, key string) (err error) {
 		return err
 	}
 	_, err = s.api.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key})
-	if codeOf(err) == "NoSuchKey" {
+	if awscloud.CodeOf(err) == "NoSuchKey" {
 		return nil
 	}
 	return err
@@ -266,29 +264,11 @@ func tokenOf(etag *string) (objstore.Token, error) {
 func (s *Store) explain(err *error, op, key string) {
 	switch {
 	case *err == nil:
-	case codeOf(*err) == "NoSuchBucket":
+	case awscloud.CodeOf(*err) == "NoSuchBucket":
 		*err = fmt.Errorf("s3: %s %q: there is no bucket %q: %w", op, key, s.bucket, *err)
 	default:
 		*err = fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, *err)
 	}
-}
-
-// codeOf returns the error code that the store sent, or "" if there is none.
-func codeOf(err error) string {
-	var api smithy.APIError
-	if errors.As(err, &api) {
-		return api.ErrorCode()
-	}
-	return ""
-}
-
-// statusOf returns the HTTP status that the store sent, or 0 if there is none.
-func statusOf(err error) int {
-	var response *smithyhttp.ResponseError
-	if errors.As(err, &response) {
-		return response.HTTPStatusCode()
-	}
-	return 0
 }
 
 // noting is an HTTP client. For a put, it records in the request's context that the request was sent to the network.

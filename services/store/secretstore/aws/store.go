@@ -20,7 +20,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager/types"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 	ssmtypes "github.com/aws/aws-sdk-go-v2/service/ssm/types"
-	"github.com/aws/smithy-go"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/store/awscloud"
@@ -134,25 +133,18 @@ func (s *Store) explain(ctx context.Context, what, name string, err error) error
 		return fmt.Errorf("%w: %s has no %q", secretstore.ErrNotFound, s.title, s.prefix+name)
 	case isExists(err):
 		return fmt.Errorf("%w: %s has %q", secretstore.ErrExists, s.title, s.prefix+name)
-	case codeOf(err) == "InvalidRequestException":
+	case awscloud.CodeOf(err) == "InvalidRequestException":
 		err = fmt.Errorf("if it is marked for deletion, restore it: %w", err)
 	}
 	return fmt.Errorf("%s secret %q of %s: %w", what, s.prefix+name, s.title, err)
 }
 
 func isNotFound(err error) bool {
-	return codeOf(err) == "ResourceNotFoundException" || codeOf(err) == "ParameterNotFound"
+	return awscloud.CodeOf(err) == "ResourceNotFoundException" || awscloud.CodeOf(err) == "ParameterNotFound"
 }
 
 func isExists(err error) bool {
-	return codeOf(err) == "ResourceExistsException" || codeOf(err) == "ParameterAlreadyExists"
-}
-
-func codeOf(err error) string {
-	if failure, ok := errors.AsType[smithy.APIError](err); ok {
-		return failure.ErrorCode()
-	}
-	return ""
+	return awscloud.CodeOf(err) == "ResourceExistsException" || awscloud.CodeOf(err) == "ParameterAlreadyExists"
 }
 
 // maxParameter is the maximum size of an advanced parameter's value in bytes (Systems Manager quotas).

@@ -17,6 +17,7 @@ import (
 	"github.com/aws/smithy-go/middleware"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // canned answers every request with the same bytes.
@@ -72,7 +73,7 @@ func FuzzAnswer(f *testing.F) {
 			if strings.ContainsAny(err.Error(), "\n\r") || len(err.Error()) > 4<<10 {
 				t.Errorf("%d %q: an error of %d bytes: %.200q", status, body, len(err.Error()), err)
 			}
-			if status >= 300 && codeOf(err) == "" && class != infra.Indeterminate {
+			if status >= 300 && awscloud.CodeOf(err) == "" && class != infra.Indeterminate {
 				t.Errorf("%d %q: %v has class %q", status, body, err, class)
 			}
 			return

@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // Register implements infra.LoadBalancers. It registers the instance by its ID in every target group of the load
@@ -44,7 +45,7 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 		_, err := call(ctx, what+" at "+arn, "DeregisterTargets", p.cfg.ELB.DeregisterTargets,
 			&elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
 				Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
-		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
+		if code := awscloud.CodeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
 			return nil
 		}
 		return err

@@ -2,7 +2,6 @@ package aws
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -18,9 +17,11 @@ import (
 	"github.com/aws/smithy-go/logging"
 	"github.com/aws/smithy-go/middleware"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // EC2 lists the methods of Amazon EC2 that the provider uses.
@@ -138,17 +139,10 @@ func SDK(ctx context.Context, provider config.Provider, throttled func(call stri
 			t.MaxIdleConnsPerHost, t.MaxIdleConns = connections, 2*connections
 			t.ResponseHeaderTimeout = answerTimeout
 		})
-	load := []func(*awsconfig.LoadOptions) error{awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}),
-		awsconfig.WithRetryer(func() sdk.Retryer { return adaptive() }), awsconfig.WithRegion(provider.Region),
-		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)})}
-	if profile := provider.Options[contract.OptionProfile]; profile != "" {
-		load = append(load, awsconfig.WithSharedConfigProfile(profile))
-	}
-	cfg, err := awsconfig.LoadDefaultConfig(ctx, load...)
-	if err != nil {
-		return sdk.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
-	}
-	return cfg, nil
+	access := cloud.Access{Region: provider.Region, Profile: provider.Options[contract.OptionProfile]}
+	return awscloud.Load(ctx, access, awsconfig.WithHTTPClient(client), awsconfig.WithLogger(logging.Nop{}),
+		awsconfig.WithRetryer(func() sdk.Retryer { return adaptive() }),
+		awsconfig.WithAPIOptions([]func(*middleware.Stack) error{watch(throttled)}))
 }
 
 // adaptive makes a retryer that slows down after throttling. It decides by the given functions first which calls it
@@ -168,7 +162,7 @@ func creating() sdk.Retryer {
 	return retry.NewStandard(func(s *retry.StandardOptions) {
 		s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
 		throttled := retry.IsErrorRetryableFunc(func(err error) sdk.Ternary {
-			if classOf(codeOf(err), statusOf(err)) == infra.Throttled {
+			if classOf(awscloud.CodeOf(err), awscloud.StatusOf(err)) == infra.Throttled {
 				return sdk.FalseTernary
 			}
 			return sdk.UnknownTernary
@@ -181,7 +175,7 @@ func creating() sdk.Retryer {
 // refusals as server errors, which the SDK would repeat. The caller must instead try another type or subnet
 // immediately.
 var hopeless retry.IsErrorRetryable = retry.IsErrorRetryableFunc(func(err error) sdk.Ternary {
-	switch classOf(codeOf(err), statusOf(err)) {
+	switch classOf(awscloud.CodeOf(err), awscloud.StatusOf(err)) {
 	case infra.Capacity, infra.Conflict:
 		return sdk.FalseTernary
 	default:

@@ -3,7 +3,6 @@ package aws
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -11,16 +10,16 @@ import (
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"github.com/aws/aws-sdk-go-v2/service/autoscaling"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
-	"github.com/aws/smithy-go"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // Cloud returns the infra.Cloud of AWS. Its VMs are EC2 instances.
@@ -120,8 +119,7 @@ func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Conso
 // hypervisor, EC2 has the output only up to the last change of state.
 func readConsole(ctx context.Context, client EC2, id *string) (string, error) {
 	out, err := client.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: id, Latest: sdk.Bool(true)})
-	var refusal smithy.APIError
-	if errors.As(err, &refusal) && refusal.ErrorCode() == "UnsupportedOperation" {
+	if awscloud.CodeOf(err) == "UnsupportedOperation" {
 		out, err = client.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: id})
 	}
 	if err != nil {
@@ -147,9 +145,9 @@ type Member struct {
 var _ infra.Member = (*Member)(nil)
 
 func openMember(ctx context.Context, group string) (infra.Member, error) {
-	cfg, err := awsconfig.LoadDefaultConfig(ctx) // The boot script sets the region.
+	cfg, err := awscloud.Load(ctx, cloud.Access{}) // The boot script sets the region.
 	if err != nil {
-		return nil, fmt.Errorf("load the AWS configuration: %w", err)
+		return nil, err
 	}
 	machine, err := MachineID(ctx, NewIMDS(cfg))
 	if err != nil {
@@ -173,9 +171,7 @@ func (m *Member) complete(ctx context.Context, result string) error {
 	_, err := m.Client.CompleteLifecycleAction(ctx, &autoscaling.CompleteLifecycleActionInput{
 		AutoScalingGroupName: &m.Group, InstanceId: &m.Machine, LifecycleHookName: sdk.String(LaunchHook),
 		LifecycleActionResult: &result})
-	var refusal smithy.APIError
-	if errors.As(err, &refusal) && refusal.ErrorCode() == "ValidationError" &&
-		strings.Contains(refusal.ErrorMessage(), "No active Lifecycle Action") {
+	if awscloud.CodeOf(err) == "ValidationError" && strings.Contains(err.Error(), "No active Lifecycle Action") {
 		return infra.ErrNotAwaited
 	}
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/middleware"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // classes lists the error codes whose class cannot be derived from their name. classOf derives the class of every other
@@ -156,26 +156,9 @@ func (e *awsError) Error() string {
 
 func (e *awsError) Unwrap() error { return e.err }
 
-// codeOf returns the API's error code, or "" if there was no answer or the answer has no code. For such an answer, the
-// SDK sets the code UnknownError.
-func codeOf(err error) string {
-	if e, ok := errors.AsType[smithy.APIError](err); ok && e.ErrorCode() != "UnknownError" {
-		return e.ErrorCode()
-	}
-	return ""
-}
-
-// statusOf returns the HTTP status of the answer, or 0 if there was no answer.
-func statusOf(err error) int {
-	if e, ok := errors.AsType[*smithyhttp.ResponseError](err); ok {
-		return e.HTTPStatusCode()
-	}
-	return 0
-}
-
 // plain shortens an SDK error to its call, code, message and request ID.
 func plain(call string, err error) *awsError {
-	e := &awsError{call: call, code: codeOf(err), message: err.Error(), err: err}
+	e := &awsError{call: call, code: awscloud.CodeOf(err), message: err.Error(), err: err}
 	if api, ok := errors.AsType[smithy.APIError](err); ok && e.code != "" {
 		e.message, _, _ = strings.Cut(api.ErrorMessage(), encodedMessage)
 		e.message = strings.TrimRight(e.message, " .:")
@@ -226,7 +209,7 @@ func classify(what, call string, tries *attempts, err error) error {
 		return nil
 	}
 	cause := plain(call, err)
-	class := classOf(cause.code, statusOf(err))
+	class := classOf(cause.code, awscloud.StatusOf(err))
 	sent, turned := tries.sent.Load(), tries.turned.Load()
 	switch {
 	case sent == turned && (errors.Is(err, errHeldBack) || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
@@ -285,7 +268,7 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 				if err == nil {
 					return out, metadata, nil
 				}
-				switch class := classOf(codeOf(err), statusOf(err)); {
+				switch class := classOf(awscloud.CodeOf(err), awscloud.StatusOf(err)); {
 				case class == infra.Throttled:
 					tries.turned.Add(1)
 					throttled(awsmiddleware.GetOperationName(ctx))
@@ -358,7 +341,7 @@ func familyOf(instanceType string) string {
 // withQuota adds the name of the exceeded quota to the error of a refused create.
 func withQuota(err error, instanceType string) error {
 	if e, ok := errors.AsType[*infra.Error](err); ok {
-		e.Quota = quotaOf(codeOf(err), instanceType)
+		e.Quota = quotaOf(awscloud.CodeOf(err), instanceType)
 	}
 	return err
 }

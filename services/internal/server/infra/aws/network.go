@@ -17,6 +17,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 const (
@@ -271,7 +272,7 @@ func passing(err error) bool {
 	case infra.Throttled, infra.Indeterminate:
 		return true
 	default:
-		return slices.Contains(passingCodes, codeOf(err))
+		return slices.Contains(passingCodes, awscloud.CodeOf(err))
 	}
 }
 

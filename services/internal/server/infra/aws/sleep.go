@@ -12,6 +12,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
 )
 
 // Sleep implements infra.Sleeper with StopInstances. EC2 describes a hibernated instance as stopped.
@@ -43,7 +44,7 @@ func (p *Provider) Sleep(ctx context.Context, vm infra.VM, how string) error {
 	_, err = call(ctx, what, "StopInstances", p.cfg.EC2.StopInstances,
 		&ec2.StopInstancesInput{InstanceIds: []string{vm.ProviderID}, Hibernate: sdk.Bool(hibernate)},
 		p.rates.stopping)
-	if codeOf(err) == "UnsupportedOperation" && hibernate {
+	if awscloud.CodeOf(err) == "UnsupportedOperation" && hibernate {
 		// The instance is not ready: this takes about two minutes after each start.
 		// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshoot-instance-hibernate.html
 		return infra.Reclass(err, infra.Conflict)
@@ -90,7 +91,7 @@ const hibernationAdvice = "a suspended spare needs an instance type and an image
 
 // explainHibernation adds advice to the error of a create that EC2 refused because the VM could not hibernate.
 func explainHibernation(err error, instanceType string) error {
-	if codeOf(err) != "UnsupportedHibernationConfiguration" {
+	if awscloud.CodeOf(err) != "UnsupportedHibernationConfiguration" {
 		return err
 	}
 	return infra.Errorf(infra.ClassOf(err), "create a "+instanceType+" that can hibernate", "%w (%s)", err,
