@@ -51,10 +51,8 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
 		t.Fatalf("the first line of output is %q", line)
 	}
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
-	store, err := s3.New(t.Context(), s3.Options{
-		Bucket: "dev", Endpoint: url, PathStyle: true, Credentials: credentials.NewStaticCredentialsProvider("dev",
-			"dev", ""),
-	})
+	store, err := s3.New(t.Context(), objstore.Location{Bucket: "dev", Endpoint: url, PathStyle: true},
+		credentials.NewStaticCredentialsProvider("dev", "dev", ""))
 	if err != nil {
 		t.Fatal(err)
 	}

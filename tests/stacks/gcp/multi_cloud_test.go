@@ -146,9 +146,8 @@ func googleFirst(t *testing.T, _ *scenario.Ledger) {
 	stack.Output(t, "buckets", &buckets)
 	stack.Output(t, "shards", &shards)
 	access, secret := l.Cloud.Credentials()
-	own, err := s3.New(t.Context(), s3.Options{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
-		Endpoint: l.Endpoint, PathStyle: true,
-		Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
+	own, err := s3.New(t.Context(), objstore.Location{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
+		Endpoint: l.Endpoint, PathStyle: true}, awscredentials.NewStaticCredentialsProvider(access, secret, ""))
 	must(t, err)
 	shared, err := gcs.New(t.Context(), buckets["google"], option.WithHTTPClient(c.client()),
 		option.WithEndpoint(c.server.URL+"/storage/v1/"))
@@ -222,9 +221,8 @@ func multiCloud(t *testing.T, _ *scenario.Ledger) {
 	// The shards share the CA, the secrets and the operators, which are in the cluster's bucket only.
 	aws := l.State(t, buckets["cluster"], "wide", shards["aws"].ID, l.Key(t, key.Provider, key.Source))
 	access, secret := l.Cloud.Credentials()
-	shared, err := s3.New(t.Context(), s3.Options{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
-		Endpoint: l.Endpoint, PathStyle: true,
-		Credentials: awscredentials.NewStaticCredentialsProvider(access, secret, "")})
+	shared, err := s3.New(t.Context(), objstore.Location{Bucket: buckets["cluster"], Region: l.Cloud.Region(),
+		Endpoint: l.Endpoint, PathStyle: true}, awscredentials.NewStaticCredentialsProvider(access, secret, ""))
 	must(t, err)
 	own, err := gcs.New(t.Context(), buckets["google"], option.WithHTTPClient(c.client()),
 		option.WithEndpoint(c.server.URL+"/storage/v1/"))

@@ -292,9 +292,9 @@ func (l *Lab) Objects(t *testing.T, bucket string) map[string][]byte {
 func (l *Lab) store(t *testing.T, bucket string) objstore.Store {
 	t.Helper()
 	access, secret := l.Cloud.Credentials()
-	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint,
-		PathStyle: true, Encrypt: true, KMSKeyID: l.StateKey,
-		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	store, err := s3.New(t.Context(), objstore.Location{Bucket: bucket, Region: l.Cloud.Region(),
+		Endpoint: l.Endpoint, PathStyle: true, Encrypt: true, KMSKeyID: l.StateKey},
+		credentials.NewStaticCredentialsProvider(access, secret, ""))
 	if err != nil {
 		t.Fatal(err)
 	}

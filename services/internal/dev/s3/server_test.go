@@ -69,8 +69,8 @@ func startWith(t *testing.T, o Options) (url string, stop func()) {
 func open(t *testing.T, url string) objstore.Store {
 	t.Helper()
 	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
-	s, err := s3.New(t.Context(), s3.Options{Bucket: "dev", Region: "us-east-1", Endpoint: url, PathStyle: true,
-		Credentials: anyKeys})
+	s, err := s3.New(t.Context(), objstore.Location{Bucket: "dev", Region: "us-east-1", Endpoint: url, PathStyle: true},
+		anyKeys)
 	if err != nil {
 		t.Fatal(err)
 	}

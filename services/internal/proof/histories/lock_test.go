@@ -27,6 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/lead/peer"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/s3"
 	fakes3 "github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
@@ -82,8 +83,8 @@ func backend(t *testing.T) fakes3.Backend {
 }
 
 func openStore(ctx context.Context, url, access, secret string) (*s3.Store, error) {
-	return s3.New(ctx, s3.Options{Bucket: bucketName, Region: "us-east-1", Endpoint: url, PathStyle: true,
-		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	return s3.New(ctx, objstore.Location{Bucket: bucketName, Region: "us-east-1", Endpoint: url, PathStyle: true},
+		credentials.NewStaticCredentialsProvider(access, secret, ""))
 }
 
 // reign is a period in which a process had authority. The process checked its authority at the beginning of the period,

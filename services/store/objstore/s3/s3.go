@@ -37,30 +37,11 @@ import (
 // connections is the number of idle connections to keep. Up to this number, parallel requests need no new connections.
 const connections = 128
 
-// Options holds the location of the bucket and the credentials.
-type Options struct {
-	Bucket string
-	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If the SDK finds none and Endpoint is
-	// set, the region is us-east-1, because most S3 servers ignore it.
-	Region string
-	// Endpoint is the URL of an S3 server that does not belong to AWS.
-	Endpoint string
-	// PathStyle puts the bucket into the path of URLs instead of in front of the host name.
-	PathStyle bool
-	// Credentials defaults to the SDK's chain: environment, profile, web identity, the instance's role.
-	Credentials aws.CredentialsProvider
-	// Profile, AssumeRole, Encrypt and KMSKeyID are those of [objstore.Location].
-	Profile    string
-	AssumeRole cloud.Role
-	Encrypt    bool
-	KMSKeyID   string
-}
-
-// WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE,
-// NSTANCE_S3_ENCRYPT and NSTANCE_S3_KMS_KEY_ID. AWS_S3_USE_PATH_STYLE and NSTANCE_S3_ENCRYPT are booleans as in
-// strconv.ParseBool. The SDK does not know these variables, except for the endpoints. getenv is os.Getenv, except in
-// tests.
-func (o Options) WithEnv(getenv func(string) string) (Options, error) {
+// WithEnv fills in unset fields of a location from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL,
+// AWS_S3_USE_PATH_STYLE, NSTANCE_S3_ENCRYPT and NSTANCE_S3_KMS_KEY_ID. AWS_S3_USE_PATH_STYLE and NSTANCE_S3_ENCRYPT are
+// booleans as in strconv.ParseBool. The SDK does not know these variables, except for the endpoints. getenv is
+// os.Getenv, except in tests.
+func WithEnv(o objstore.Location, getenv func(string) string) (objstore.Location, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
 	o.KMSKeyID = cmp.Or(o.KMSKeyID, getenv("NSTANCE_S3_KMS_KEY_ID"))
 	for name, field := range map[string]*bool{"AWS_S3_USE_PATH_STYLE": &o.PathStyle, "NSTANCE_S3_ENCRYPT": &o.Encrypt} {
@@ -78,24 +59,18 @@ func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 
 // Store implements objstore.Store. Make it with New.
 type Store struct {
-	api    api
-	bucket string
-	// endpoint is the URL that requests go to. It is empty for the endpoints that the SDK chooses by region.
-	endpoint   string
+	api        *s3.Client
+	bucket     string
 	encryption types.ServerSideEncryption // "": the bucket's default
 	kmsKeyID   *string
 }
 
-// api lists the methods of the SDK that this package uses.
-type api interface {
-	s3.ListObjectsV2APIClient
-	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
-	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
-	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
-}
-
 // New prepares access to a bucket. It sends no request to the bucket, but the SDK may read profiles.
-func New(ctx context.Context, o Options) (*Store, error) {
+//
+// The region defaults to the one that the SDK finds (AWS_REGION, the profile). If the SDK finds none and the location
+// has an endpoint, the region is us-east-1, because most S3 servers ignore it. The keys may be nil: then they come from
+// the SDK's chain, which is the environment, the profile, a web identity, and the instance's role.
+func New(ctx context.Context, o objstore.Location, keys aws.CredentialsProvider) (*Store, error) {
 	if o.Bucket == "" {
 		return nil, errors.New("open S3 bucket: no bucket is named")
 	}
@@ -106,12 +81,8 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		t.MaxIdleConnsPerHost = connections
 		t.MaxIdleConns = 2 * connections
 	})
-	load := []func(*config.LoadOptions) error{config.WithHTTPClient(client)}
-	if o.Credentials != nil {
-		load = append(load, config.WithCredentialsProvider(o.Credentials))
-	}
-	cfg, err := awscloud.Load(ctx,
-		cloud.Access{Region: o.Region, Profile: o.Profile, AssumeRole: o.AssumeRole}, load...)
+	cfg, err := awscloud.Load(ctx, cloud.Access{Region: o.Region, Profile: o.Profile, AssumeRole: o.AssumeRole},
+		config.WithHTTPClient(client), config.WithCredentialsProvider(keys))
 	if err != nil {
 		return nil, fmt.Errorf("open S3 bucket %q: %w", o.Bucket, err)
 	}
@@ -129,7 +100,7 @@ func New(ctx context.Context, o Options) (*Store, error) {
 	if o.KMSKeyID != "" {
 		store.encryption, store.kmsKeyID = types.ServerSideEncryptionAwsKms, &o.KMSKeyID
 	}
-	access := s3.NewFromConfig(cfg, func(s *s3.Options) {
+	store.api = s3.NewFromConfig(cfg, func(s *s3.Options) {
 		s.HTTPClient = noting{s.HTTPClient}
 		s.UsePathStyle = o.PathStyle
 		if o.Endpoint != "" {
@@ -139,7 +110,6 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		s.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		s.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 	})
-	store.api, store.endpoint = access, aws.ToString(access.Options().BaseEndpoint)
 	return store, nil
 }
 
@@ -303,13 +273,11 @@ func open(ctx context.Context, at objstore.Location) (objstore.Store, error) {
 }
 
 func newStore(ctx context.Context, at objstore.Location) (*Store, error) {
-	options, err := Options{Bucket: at.Bucket, Region: at.Region, Endpoint: at.Endpoint,
-		PathStyle: at.PathStyle, Profile: at.Profile, AssumeRole: at.AssumeRole, Encrypt: at.Encrypt,
-		KMSKeyID: at.KMSKeyID}.WithEnv(os.Getenv)
+	at, err := WithEnv(at, os.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	return New(ctx, options)
+	return New(ctx, at, nil)
 }
 
 // endpoint implements [objstore.Backend.Endpoint]. The endpoint may be in the location, in the environment or in a
@@ -319,12 +287,13 @@ func endpoint(ctx context.Context, at objstore.Location) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if store.endpoint == "" {
+	base := aws.ToString(store.api.Options().BaseEndpoint)
+	if base == "" { // the SDK chooses one by region
 		return "", nil
 	}
-	url, err := url.Parse(store.endpoint)
+	url, err := url.Parse(base)
 	if err != nil {
-		return "", fmt.Errorf("endpoint %q: %w", store.endpoint, err)
+		return "", fmt.Errorf("endpoint %q: %w", base, err)
 	}
 	host := strings.ToLower(url.Hostname())
 	for _, domain := range []string{".amazonaws.com", ".amazonaws.com.cn"} {

@@ -156,7 +156,7 @@ func TestPutEndsWithContext(t *testing.T) {
 
 func TestNothingIsSentWithoutCredentials(t *testing.T) {
 	hermetic(t)
-	s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Endpoint: "http://127.0.0.1:1", PathStyle: true})
+	s, err := s3.New(t.Context(), objstore.Location{Bucket: bucket, Endpoint: "http://127.0.0.1:1", PathStyle: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,26 +245,26 @@ func TestListIsCompleteOrFails(t *testing.T) {
 func TestOptions(t *testing.T) {
 	env := map[string]string{}
 	getenv := func(name string) string { return env[name] }
-	got, err := s3.Options{Bucket: "b"}.WithEnv(getenv)
-	if err != nil || got != (s3.Options{Bucket: "b"}) {
+	got, err := s3.WithEnv(objstore.Location{Bucket: "b"}, getenv)
+	if err != nil || got != (objstore.Location{Bucket: "b"}) {
 		t.Errorf("empty environment: %+v, %v", got, err)
 	}
 	env["AWS_ENDPOINT_URL"], env["AWS_S3_USE_PATH_STYLE"] = "http://all", "true"
-	got, err = s3.Options{}.WithEnv(getenv)
-	if err != nil || got != (s3.Options{Endpoint: "http://all", PathStyle: true}) {
+	got, err = s3.WithEnv(objstore.Location{}, getenv)
+	if err != nil || got != (objstore.Location{Endpoint: "http://all", PathStyle: true}) {
 		t.Errorf("environment: %+v, %v", got, err)
 	}
 	env["AWS_ENDPOINT_URL_S3"], env["AWS_S3_USE_PATH_STYLE"] = "http://s3", "false"
-	got, err = s3.Options{}.WithEnv(getenv)
-	if err != nil || got != (s3.Options{Endpoint: "http://s3"}) {
+	got, err = s3.WithEnv(objstore.Location{}, getenv)
+	if err != nil || got != (objstore.Location{Endpoint: "http://s3"}) {
 		t.Errorf("environment of S3: %+v, %v", got, err)
 	}
-	got, err = s3.Options{Endpoint: "http://set", PathStyle: true}.WithEnv(getenv)
-	if err != nil || got != (s3.Options{Endpoint: "http://set", PathStyle: true}) {
+	got, err = s3.WithEnv(objstore.Location{Endpoint: "http://set", PathStyle: true}, getenv)
+	if err != nil || got != (objstore.Location{Endpoint: "http://set", PathStyle: true}) {
 		t.Errorf("what is set wins: %+v, %v", got, err)
 	}
 	env["AWS_S3_USE_PATH_STYLE"] = "maybe"
-	if _, err = (s3.Options{}).WithEnv(getenv); err == nil || !strings.Contains(err.Error(), "maybe") {
+	if _, err = s3.WithEnv(objstore.Location{}, getenv); err == nil || !strings.Contains(err.Error(), "maybe") {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -280,8 +280,8 @@ func TestRequestsSuitOtherServers(t *testing.T) {
 			etag(w, r)
 		}))
 		defer server.Close()
-		s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: region, PathStyle: true, Credentials: testKeys,
-			Endpoint: strings.Replace(server.URL, "127.0.0.1", "localhost", 1)})
+		s, err := s3.New(t.Context(), objstore.Location{Bucket: bucket, Region: region, PathStyle: true,
+			Endpoint: strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}, testKeys)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,15 +311,15 @@ func TestRequestsSuitOtherServers(t *testing.T) {
 
 func TestNewFails(t *testing.T) {
 	hermetic(t)
-	if _, err := s3.New(t.Context(), s3.Options{}); err == nil {
+	if _, err := s3.New(t.Context(), objstore.Location{}, nil); err == nil {
 		t.Error("opened no bucket")
 	}
-	if _, err := s3.New(t.Context(), s3.Options{Bucket: "b"}); err == nil ||
+	if _, err := s3.New(t.Context(), objstore.Location{Bucket: "b"}, nil); err == nil ||
 		!strings.Contains(err.Error(), "AWS_REGION") {
 		t.Errorf("without a region: %v", err)
 	}
 	t.Setenv("AWS_REGION", "eu-central-1")
-	if _, err := s3.New(t.Context(), s3.Options{Bucket: "b"}); err != nil {
+	if _, err := s3.New(t.Context(), objstore.Location{Bucket: "b"}, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -47,8 +47,7 @@ func hermetic(t *testing.T) {
 
 func open(t *testing.T, endpoint string) *s3.Store {
 	t.Helper()
-	s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Endpoint: endpoint, PathStyle: true,
-		Credentials: testKeys})
+	s, err := s3.New(t.Context(), objstore.Location{Bucket: bucket, Endpoint: endpoint, PathStyle: true}, testKeys)
 	if err != nil {
 		t.Fatal(err)
 	}
