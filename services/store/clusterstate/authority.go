@@ -1,6 +1,7 @@
 package clusterstate
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -69,10 +70,12 @@ func (s *State) StoreCA(ctx context.Context, ca authority.CA) (created bool, err
 }
 
 func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)) (t trust, created bool, err error) {
-	ca, err := s.LoadCA(ctx)
-	if errors.Is(err, secretstore.ErrNotFound) {
-		ca, created, err = s.createCA(ctx, build)
-	}
+	ca, created, err := ensureSecret(ctx, s, secretstore.CAKey, s.LoadCA, func() (authority.CA, error) {
+		if err := s.missingCA(ctx); err != nil {
+			return authority.CA{}, err
+		}
+		return build()
+	})
 	if err != nil {
 		return trust{}, false, err
 	}
@@ -85,40 +88,44 @@ func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)
 func (s *State) CheckCA(ctx context.Context) error {
 	_, err := s.LoadCA(ctx)
 	if errors.Is(err, secretstore.ErrNotFound) {
-		_, _, err = s.missingCA(ctx)
+		err = s.missingCA(ctx)
+	}
+	if errors.Is(err, secretstore.ErrExists) {
+		return nil
 	}
 	return err
 }
 
-// missingCA is called when the CA's key has not been found. If the cluster is in use, missingCA returns the CA that
-// another program may have made since then, or [ErrCALost]. Otherwise inUse is false, and a CA can be made.
-func (s *State) missingCA(ctx context.Context) (ca authority.CA, inUse bool, err error) {
+// missingCA is called when the CA's key has not been found. It returns nil if a CA can be made. If the cluster is in
+// use, it returns [ErrCALost], or secretstore.ErrExists if another program has made a CA since then.
+func (s *State) missingCA(ctx context.Context) error {
 	evidence, err := s.inUse(ctx)
 	if err != nil || evidence == "" {
-		return authority.CA{}, false, err
+		return err
 	}
-	ca, err = s.LoadCA(ctx)
+	_, err = s.LoadCA(ctx)
 	if errors.Is(err, secretstore.ErrNotFound) {
-		err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s", ErrCALost,
+		return fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s", ErrCALost,
 			evidence, secretstore.CAKey)
 	}
-	return ca, true, err
+	return cmp.Or(err, secretstore.ErrExists)
 }
 
-func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)) (authority.CA, bool, error) {
-	if ca, inUse, err := s.missingCA(ctx); inUse || err != nil {
-		return ca, false, err
+// ensureSecret loads a secret, and builds and stores it if there is none. If another program has stored it since, or if
+// build returns secretstore.ErrExists, ensureSecret loads that program's secret.
+func ensureSecret[T interface{ MarshalSecret() ([]byte, error) }](ctx context.Context, s *State, name string,
+	load func(context.Context) (T, error), build func() (T, error)) (value T, created bool, err error) {
+	if value, err = load(ctx); !errors.Is(err, secretstore.ErrNotFound) {
+		return value, false, err
 	}
-	ca, err := build()
-	if err != nil {
-		return authority.CA{}, false, err
+	if value, err = build(); err == nil {
+		err = s.putSecret(ctx, name, value, secretstore.IfAbsent)
 	}
-	err = s.putSecret(ctx, secretstore.CAKey, ca, secretstore.IfAbsent)
 	if errors.Is(err, secretstore.ErrExists) {
-		ca, err = s.LoadCA(ctx)
-		return ca, false, err
+		value, err = load(ctx)
+		return value, false, err
 	}
-	return ca, err == nil, err
+	return value, err == nil, err
 }
 
 // inUse looks for an object that only a cluster with a CA can have. It returns a text that names the object, or "" if
@@ -157,43 +164,27 @@ func (s *State) LoadNonceKey(ctx context.Context) (key authority.NonceKey, err e
 // EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Two concurrent callers
 // get the same key. Call [State.EnsureCA] first, because EnsureCA notices a wrong prefix.
 func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
-	key, err = s.LoadNonceKey(ctx)
-	if !errors.Is(err, secretstore.ErrNotFound) {
-		return key, false, err
-	}
-	if key, err = authority.CreateNonceKey(s.options.Rand); err == nil {
-		err = s.putSecret(ctx, secretstore.NonceKey, key, secretstore.IfAbsent)
-	}
-	if errors.Is(err, secretstore.ErrExists) {
-		key, err = s.LoadNonceKey(ctx)
-		return key, false, err
-	}
-	if err != nil {
-		return authority.NonceKey{}, false, fmt.Errorf("ensure nonce key: %w", err)
-	}
-	return key, true, nil
+	defer explain(&err, "ensure nonce key")
+	return ensureSecret(ctx, s, secretstore.NonceKey, s.LoadNonceKey, func() (authority.NonceKey, error) {
+		return authority.CreateNonceKey(s.options.Rand)
+	})
 }
 
-// The functions below are the three steps of a rotation of the nonce key. A leader that notices a change of the CA
+// The functions below take the three steps of a rotation of the nonce key. A leader that notices a change of the CA
 // reads the nonce key too. So each step of the nonce key must be written before the corresponding step of the CA.
 
-// announceNonceKey lets leaders accept nonces of the new key. That key is zero if an older version of Nstance began the
-// rotation. Then the nonce key does not change.
-func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) error {
+// useNonceKey lets leaders accept nonces of the new key, as well as those of the old one. If signs is true, the new key
+// also signs nonces. The new key is zero if an older version of Nstance began the rotation. Then the nonce key does not
+// change.
+func (s *State) useNonceKey(ctx context.Context, next authority.NonceKey, signs bool) error {
 	key, _, err := s.EnsureNonceKey(ctx)
 	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
 		return err
+	}
+	if signs {
+		key, next = next, key
 	}
 	return s.putSecret(ctx, secretstore.NonceKey, key.Accepting(next), secretstore.Any)
-}
-
-// signNoncesWith makes the new key sign nonces. Nonces of the old key are still accepted.
-func (s *State) signNoncesWith(ctx context.Context, next authority.NonceKey) error {
-	key, _, err := s.EnsureNonceKey(ctx)
-	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {
-		return err
-	}
-	return s.putSecret(ctx, secretstore.NonceKey, next.Accepting(key), secretstore.Any)
 }
 
 // refuseOldNonces lets leaders accept only nonces of the key that signs them.
@@ -220,25 +211,15 @@ const newCluster = time.Hour
 func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas authority.WorkloadCAs, created bool,
 	err error) {
 	defer explain(&err, "ensure workload CA")
-	cas, err = s.LoadWorkloadCAs(ctx)
-	if !errors.Is(err, secretstore.ErrNotFound) {
-		return cas, false, err
+	build := func() (authority.WorkloadCAs, error) {
+		start := s.options.Now()
+		if start.Sub(cluster.Starts()) > newCluster {
+			start = start.Add(WorkloadNotice)
+		}
+		ca, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, start)
+		return authority.WorkloadCAs{ca}, err
 	}
-	start := s.options.Now()
-	if start.Sub(cluster.Starts()) > newCluster {
-		start = start.Add(WorkloadNotice)
-	}
-	ca, err := authority.CreateWorkloadCA(s.options.ClusterID, s.options.Rand, start)
-	if err != nil {
-		return nil, false, err
-	}
-	cas = authority.WorkloadCAs{ca}
-	err = s.putSecret(ctx, secretstore.WorkloadCAKey, cas, secretstore.IfAbsent)
-	if errors.Is(err, secretstore.ErrExists) {
-		cas, err = s.LoadWorkloadCAs(ctx)
-		return cas, false, err
-	}
-	return cas, err == nil, err
+	return ensureSecret(ctx, s, secretstore.WorkloadCAKey, s.LoadWorkloadCAs, build)
 }
 
 // LoadWorkloadCAs reads the CAs that sign the certificates in instances' files. It returns secretstore.ErrNotFound if

@@ -123,7 +123,7 @@ func (s *State) AnnounceCA(ctx context.Context) (_ Rotation, err error) {
 				err = fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 			}
 		case RotationPrepared:
-			if err = s.announceNonceKey(ctx, r.next.Nonce); err == nil {
+			if err = s.useNonceKey(ctx, r.next.Nonce, false); err == nil {
 				err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca, r.next.CA},
 					[]*x509.Certificate{r.next.CA.Certificate(), r.Current})
 			}
@@ -176,7 +176,7 @@ func (s *State) IssueFromNewCA(ctx context.Context) (_ Rotation, err error) {
 	}
 	switch r.Step {
 	case RotationAnnounced:
-		if err := s.signNoncesWith(ctx, r.next.Nonce); err != nil {
+		if err := s.useNonceKey(ctx, r.next.Nonce, true); err != nil {
 			return Rotation{}, err
 		}
 		if err := s.putSecret(ctx, secretstore.CAKey, r.next.CA, secretstore.Any); err != nil {
