@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
@@ -274,12 +275,16 @@ func (m *Manager) write(ctx context.Context, groups config.Groups, token objstor
 	return false, nil
 }
 
-// takeGroups puts dynamic groups in force and passes the changed ones to the applier.
-func (m *Manager) takeGroups(d dynamic) {
+// takeGroups puts dynamic groups in force.
+func (m *Manager) takeGroups(d dynamic) { m.take(d, m.view().rollouts) }
+
+// take puts dynamic groups and what is stored about rollouts in force, and passes the groups that it changes to the
+// applier.
+func (m *Manager) take(d dynamic, rollouts map[config.GroupKey]clusterstate.StoredRollout) {
 	before := m.view()
-	merged := m.merge(before.shard, d, before.rollouts)
+	merged := m.merge(before.shard, d, rollouts)
 	changed := changedGroups(before.merged, merged)
-	m.update(func(f *inForce) { f.groups, f.merged = d, merged })
+	m.update(func(f *inForce) { f.groups, f.rollouts, f.merged = d, rollouts, merged })
 	if before.applier != nil && len(changed) > 0 {
 		before.applier.ApplyGroups(merged, changed)
 	}
@@ -303,23 +308,18 @@ func changedGroups(before, after map[config.GroupKey]config.Group) []config.Grou
 
 // with returns a copy of groups in which the entry of key is spec. A nil spec removes the entry.
 func with(groups config.Groups, key config.GroupKey, spec *config.GroupSpec) config.Groups {
-	groups.Tenants = maps.Clone(groups.Tenants)
-	if groups.Tenants == nil {
-		groups.Tenants = map[string]map[string]config.GroupSpec{}
-	}
-	tenant := maps.Clone(groups.Tenants[key.Tenant])
-	if tenant == nil {
-		tenant = map[string]config.GroupSpec{}
-	}
+	tenants, tenant := map[string]map[string]config.GroupSpec{}, map[string]config.GroupSpec{}
+	maps.Copy(tenants, groups.Tenants)
+	maps.Copy(tenant, groups.Tenants[key.Tenant])
 	if spec != nil {
 		tenant[key.Group] = *spec
 	} else {
 		delete(tenant, key.Group)
 	}
-	groups.Tenants[key.Tenant] = tenant
-	if len(tenant) == 0 {
-		delete(groups.Tenants, key.Tenant)
+	if tenants[key.Tenant] = tenant; len(tenant) == 0 {
+		delete(tenants, key.Tenant)
 	}
+	groups.Tenants = tenants
 	return groups
 }
 

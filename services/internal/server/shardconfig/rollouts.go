@@ -145,23 +145,15 @@ func (m *Manager) writeRollout(ctx context.Context, key config.GroupKey,
 	}
 }
 
-// takeRollout puts in force what is stored about the rollouts of a group, and passes the groups that it changes to the
-// applier.
+// takeRollout puts in force what is stored about the rollouts of a group.
 func (m *Manager) takeRollout(key config.GroupKey, stored clusterstate.StoredRollout) {
 	before := m.view()
-	rollouts := maps.Clone(before.rollouts)
-	if rollouts == nil {
-		rollouts = map[config.GroupKey]clusterstate.StoredRollout{}
-	}
+	rollouts := map[config.GroupKey]clusterstate.StoredRollout{}
+	maps.Copy(rollouts, before.rollouts)
 	if rollouts[key] = stored; stored.Token == "" {
 		delete(rollouts, key)
 	}
-	merged := m.merge(before.shard, before.groups, rollouts)
-	changed := changedGroups(before.merged, merged)
-	m.update(func(f *inForce) { f.rollouts, f.merged = rollouts, merged })
-	if before.applier != nil && len(changed) > 0 {
-		before.applier.ApplyGroups(merged, changed)
-	}
+	m.take(before.groups, rollouts)
 }
 
 // forgetRollout removes what is stored about the rollouts of a group that is forgotten. The caller holds changing.
