@@ -198,7 +198,12 @@ func TestCoalescingKeepsDrainEvents(t *testing.T) {
 // Every event type has a separate type in the protocol.
 func TestInstanceEventTypes(t *testing.T) {
 	seen := map[nstancev1.InstanceEvent_Type]shardstate.InstanceEventType{}
-	for what, typ := range instanceEventTypes {
+	for _, what := range []shardstate.InstanceEventType{shardstate.EventCreating, shardstate.EventCreated,
+		shardstate.EventRegistered, shardstate.EventHealthy, shardstate.EventUnhealthy, shardstate.EventLost,
+		shardstate.EventNotice, shardstate.EventPendingDeletion, shardstate.EventDeleted, shardstate.EventFilesPushed,
+		shardstate.EventFlaps, shardstate.EventDrainHook, shardstate.EventRecommendation, shardstate.EventMaintenance,
+		shardstate.EventPreserved, shardstate.EventPromoted, shardstate.EventAsleep} {
+		typ := eventType(what)
 		if other, ok := seen[typ]; ok || typ == nstancev1.InstanceEvent_TYPE_UNSPECIFIED ||
 			typ == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END {
 			t.Errorf("%s and %s are %s", what, other, typ)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -193,29 +194,14 @@ func remaining(deadline, now time.Time) *durationpb.Duration {
 	return durationpb.New(max(0, deadline.Sub(now)))
 }
 
-var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEvent_Type{
-	shardstate.EventCreating:        nstancev1.InstanceEvent_TYPE_CREATING,
-	shardstate.EventCreated:         nstancev1.InstanceEvent_TYPE_CREATED,
-	shardstate.EventRegistered:      nstancev1.InstanceEvent_TYPE_REGISTERED,
-	shardstate.EventHealthy:         nstancev1.InstanceEvent_TYPE_HEALTHY,
-	shardstate.EventUnhealthy:       nstancev1.InstanceEvent_TYPE_UNHEALTHY,
-	shardstate.EventLost:            nstancev1.InstanceEvent_TYPE_LOST,
-	shardstate.EventNotice:          nstancev1.InstanceEvent_TYPE_NOTICE,
-	shardstate.EventPendingDeletion: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
-	shardstate.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
-	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
-	shardstate.EventFlaps:           nstancev1.InstanceEvent_TYPE_FLAPS,
-	shardstate.EventDrainHook:       nstancev1.InstanceEvent_TYPE_DRAIN_HOOK,
-	shardstate.EventRecommendation:  nstancev1.InstanceEvent_TYPE_RECOMMENDATION,
-	shardstate.EventMaintenance:     nstancev1.InstanceEvent_TYPE_MAINTENANCE,
-	shardstate.EventPreserved:       nstancev1.InstanceEvent_TYPE_PRESERVED,
-	shardstate.EventPromoted:        nstancev1.InstanceEvent_TYPE_PROMOTED,
-	shardstate.EventAsleep:          nstancev1.InstanceEvent_TYPE_ASLEEP,
+// eventType returns the protocol's type of an event: its name is TYPE_ and that of the event.
+func eventType(t shardstate.InstanceEventType) nstancev1.InstanceEvent_Type {
+	return nstancev1.InstanceEvent_Type(nstancev1.InstanceEvent_Type_value["TYPE_"+strings.ToUpper(string(t))])
 }
 
 // instanceEvent renders an event with the current status of the instance.
 func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
-	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason,
+	out := &nstancev1.InstanceEvent{Type: eventType(event.Type), Reason: event.Reason,
 		Deadline: timestamp(event.Deadline), At: timestamp(event.At),
 		Remaining: remaining(event.Deadline, c.Now()), Drain: event.Drain}
 	if !event.Replaces.IsZero() {
