@@ -37,8 +37,8 @@ var wings = []struct{ folder, rows string }{
 	{"services/api", "nstance notleader messages tunnel operatorclient v1beta1"},
 	{"services/dev", "local libvirtd"},
 	{"services/internal/daemon", "tasks systemd"},
-	{"services/internal/server", "plan lead/election filegen metrics externalmetric health watch | " +
-		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
+	{"services/internal/server", "plan lead/election filegen externalmetric health watch | " +
+		"infra lead shardconfig serve/transport | shardstate act journal metrics | serve"},
 	{"services/internal/agent", "loopback folder identity keypair machine notice receiver | check | number"},
 	{"services/internal/operator", "cluster drain identity machine ondemand pool report scope settings shards"},
 	{"services/internal/admin", "snapshot support fleet lastknown | serve"},

@@ -371,10 +371,7 @@ func (s *server) readShard() metrics.Shard {
 	shard.Instances, shard.AgentsConnected, shard.Reserved = counts.Instances, counts.Connected, counts.Reservations
 	for _, key := range state.GroupKeys() {
 		if g, ok := state.GroupView(key); ok {
-			shard.Groups = append(shard.Groups, metrics.Group{Tenant: key.Tenant, Name: key.Group, Desired: g.Size,
-				Actual: g.Actual, Healthy: g.Healthy, Drifted: g.Outdated, Preserved: g.Preserved,
-				SparesWanted: g.Spares.Count, SparesActual: g.SparesThere, SparesReady: g.SparesReady,
-				Paused: g.Rollout.Paused, Halted: state.IsHalted(key), Scaling: g.Scaled})
+			shard.Groups = append(shard.Groups, g)
 		}
 	}
 	shard.Alerts = state.Alerts()

@@ -16,6 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // Stage is one step of a replacement.
@@ -229,26 +230,13 @@ func (s *Server) ObserveStorage(request, result string, took time.Duration) {
 type Shard struct {
 	// Leads is true while this server serves as leader. On a standby, only the field CAs is set.
 	Leads                                bool
-	Groups                               []Group
+	Groups                               []shardstate.GroupView
 	Instances, AgentsConnected, Reserved int
 	Alerts                               map[plan.AlertKind]int
 	LeaseRemaining                       *time.Duration // nil without an election
 	JournalLag                           time.Duration
 	ConfigApplied                        time.Time
 	CAs                                  []CA
-}
-
-// Group is what a leader knows of a group.
-type Group struct {
-	Tenant, Name                                 string
-	Desired, Actual, Healthy, Drifted, Preserved int
-	// SparesWanted, SparesActual and SparesReady count the warm spares.
-	SparesWanted, SparesActual, SparesReady int
-	Paused                                  bool
-	// Halted means that the alert about a halted rollout of the group is active.
-	Halted bool
-	// Scaling is the last choice of the group's size by its metrics; nil: none.
-	Scaling *plan.ScalingDecision
 }
 
 // CA is a CA that issues certificates.
@@ -347,27 +335,27 @@ func (c shardCollector) Collect(out chan<- prometheus.Metric) {
 		return
 	}
 	for _, g := range shard.Groups {
-		set(groupDesired, float64(g.Desired), g.Tenant, g.Name)
-		set(groupActual, float64(g.Actual), g.Tenant, g.Name)
-		set(groupHealthy, float64(g.Healthy), g.Tenant, g.Name)
-		set(groupPreserved, float64(g.Preserved), g.Tenant, g.Name)
-		if g.SparesWanted+g.SparesActual > 0 {
-			set(groupSpares, float64(g.SparesWanted), g.Tenant, g.Name, "desired")
-			set(groupSpares, float64(g.SparesActual), g.Tenant, g.Name, "actual")
-			set(groupSpares, float64(g.SparesReady), g.Tenant, g.Name, "ready")
+		set(groupDesired, float64(g.Size), g.GroupKey.Tenant, g.GroupKey.Group)
+		set(groupActual, float64(g.Actual), g.GroupKey.Tenant, g.GroupKey.Group)
+		set(groupHealthy, float64(g.Healthy), g.GroupKey.Tenant, g.GroupKey.Group)
+		set(groupPreserved, float64(g.Preserved), g.GroupKey.Tenant, g.GroupKey.Group)
+		if g.Spares.Count+g.SparesThere > 0 {
+			set(groupSpares, float64(g.Spares.Count), g.GroupKey.Tenant, g.GroupKey.Group, "desired")
+			set(groupSpares, float64(g.SparesThere), g.GroupKey.Tenant, g.GroupKey.Group, "actual")
+			set(groupSpares, float64(g.SparesReady), g.GroupKey.Tenant, g.GroupKey.Group, "ready")
 		}
-		set(groupDrifted, float64(g.Drifted), g.Tenant, g.Name)
-		set(groupPaused, oneIf(g.Paused), g.Tenant, g.Name)
-		set(groupHalted, oneIf(g.Halted), g.Tenant, g.Name)
-		if d := g.Scaling; d != nil {
-			set(scalingWanted, float64(d.Wanted), g.Tenant, g.Name)
+		set(groupDrifted, float64(g.Outdated), g.GroupKey.Tenant, g.GroupKey.Group)
+		set(groupPaused, oneIf(g.Rollout.Paused), g.GroupKey.Tenant, g.GroupKey.Group)
+		set(groupHalted, oneIf(g.Halted), g.GroupKey.Tenant, g.GroupKey.Group)
+		if d := g.Scaled; d != nil {
+			set(scalingWanted, float64(d.Wanted), g.GroupKey.Tenant, g.GroupKey.Group)
 			if d.LimitedBy != "" {
-				set(scalingLimited, 1, g.Tenant, g.Name, d.LimitedBy)
+				set(scalingLimited, 1, g.GroupKey.Tenant, g.GroupKey.Group, d.LimitedBy)
 			}
 			for _, m := range d.Metrics {
-				set(scalingTarget, float64(m.Target)/1000, g.Tenant, g.Name, m.Name)
+				set(scalingTarget, float64(m.Target)/1000, g.GroupKey.Tenant, g.GroupKey.Group, m.Name)
 				if m.Known {
-					set(scalingValue, float64(m.Value)/1000, g.Tenant, g.Name, m.Name)
+					set(scalingValue, float64(m.Value)/1000, g.GroupKey.Tenant, g.GroupKey.Group, m.Name)
 				}
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent"
 	"github.com/nstance-kit/nstance/services/internal/operator"
 	"github.com/nstance-kit/nstance/services/internal/server/metrics"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 //go:generate go test -run ^TestReference$ . -update
@@ -134,7 +135,8 @@ func TestMetricsFollowConventions(t *testing.T) {
 func TestKindsOfMetrics(t *testing.T) {
 	server := metrics.NewServer("v1", "a")
 	server.SetCluster("example", "a")
-	server.WatchShard(func() metrics.Shard { return metrics.Shard{Leads: true, Groups: []metrics.Group{{Name: "g"}}} })
+	shard := metrics.Shard{Leads: true, Groups: make([]shardstate.GroupView, 1)}
+	server.WatchShard(func() metrics.Shard { return shard })
 	server.ObserveProvider("create", "ok", 1)
 	server.ObserveStorage("get", "ok", 1)
 	families, err := server.Gather()

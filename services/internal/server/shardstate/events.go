@@ -175,14 +175,6 @@ func (s *State) Standing(tenant string) []ErrorEvent {
 	return events
 }
 
-// IsHalted reports whether the alert about a halted rollout of a group is unresolved.
-func (s *State) IsHalted(key config.GroupKey) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, halted := s.standing[GroupError(plan.AlertRolloutHalted, key, ident.ID{})]
-	return halted
-}
-
 // Alerts returns the number of unresolved errors of each kind.
 func (s *State) Alerts() map[plan.AlertKind]int {
 	s.mu.Lock()

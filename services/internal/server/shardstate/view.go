@@ -51,6 +51,7 @@ type GroupView struct {
 	Backoff                  plan.Backoff
 	Wait                     plan.Wait             // what the group waited for when it was planned last
 	Scaled                   *plan.ScalingDecision // the last choice of the group's size; nil: none
+	Halted                   bool                  // the alert about a halted rollout of the group is unresolved
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
@@ -135,6 +136,7 @@ func (s *State) groupView(g *group) GroupView {
 	if g.Group.Scaling != nil {
 		v.Scaled = g.scaling
 	}
+	_, v.Halted = s.standing[GroupError(plan.AlertRolloutHalted, g.GroupKey, ident.ID{})]
 	now := s.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {
