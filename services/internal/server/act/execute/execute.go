@@ -171,8 +171,7 @@ var groupActions = map[plan.Kind]struct {
 func Work(kind plan.Kind) plan.Work { return groupActions[kind].work }
 
 func faultKind(err error) plan.AlertKind {
-	var providerError *infra.Error
-	if errors.As(err, &providerError) {
+	if _, ok := errors.AsType[*infra.Error](err); ok {
 		return plan.AlertProvider
 	}
 	return plan.AlertStorage
@@ -216,15 +215,10 @@ func (x *Executor) await(ctx context.Context) error {
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}
-	marked := false
 	again := false // it is being deleted already
-	var planned uint64
-	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
-		if planned == 0 {
-			planned = rec.Revision
-		}
+	rec, marked, err := x.updatePlanned(ctx, action.Instance, func(rec *record.Instance) bool {
 		again = rec.State == record.Deleting
-		marked = rec.Revision == planned && plan.RequestDelete(rec, deletion, now)
+		return plan.RequestDelete(rec, deletion, now)
 	})
 	if err != nil || !marked {
 		return err
@@ -263,14 +257,8 @@ func (x *Executor) countFailed(group config.GroupKey, action plan.Action) {
 // instance is preserved already, it only repeats the removal.
 func (x *Executor) preserve(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
-	preserved := false
-	var planned uint64
-	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
-		if planned == 0 {
-			planned = rec.Revision
-		}
-		preserved = action.Cause != plan.CauseNone && rec.Revision == planned &&
-			plan.RequestPreserve(rec, action.Why(), now)
+	rec, preserved, err := x.updatePlanned(ctx, action.Instance, func(rec *record.Instance) bool {
+		return action.Cause != plan.CauseNone && plan.RequestPreserve(rec, action.Why(), now)
 	})
 	if err != nil {
 		return err
@@ -292,14 +280,8 @@ func (x *Executor) preserve(ctx context.Context, group config.GroupKey, action p
 func (x *Executor) promote(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	known, _, _ := x.State.Record(action.Instance)
-	var planned uint64
-	rec, err := x.Update(ctx, action.Instance, func(rec *record.Instance) {
-		if planned == 0 {
-			planned = rec.Revision
-		}
-		if rec.Revision == planned {
-			plan.RequestPromote(rec, now)
-		}
+	rec, _, err := x.updatePlanned(ctx, action.Instance, func(rec *record.Instance) bool {
+		return plan.RequestPromote(rec, now)
 	})
 	if err != nil || rec.IsSpare() || !known.IsSpare() {
 		return err

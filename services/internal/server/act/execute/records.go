@@ -65,6 +65,20 @@ func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.
 	}
 }
 
+// updatePlanned is Update for a change that was planned. It applies change only to the version of the record that is
+// known now. change returns whether it has changed the record.
+func (x *Executor) updatePlanned(ctx context.Context, id ident.ID, change func(*record.Instance) bool) (
+	rec record.Instance, changed bool, err error) {
+	var planned uint64
+	rec, err = x.Update(ctx, id, func(rec *record.Instance) {
+		if planned == 0 {
+			planned = rec.Revision
+		}
+		changed = rec.Revision == planned && change(rec)
+	})
+	return rec, changed, err
+}
+
 func (x *Executor) stamp(rec *record.Instance) {
 	rec.Revision++
 	rec.Term = x.Authority.Term()

@@ -80,18 +80,6 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		s.logRefusal(stream.Context(), streamNames[filesStream], err)
 		return err
 	}
-	sendChecks := func(c *call) error {
-		if !req.GetWithHealthChecks() {
-			return nil
-		}
-		return s.sendHealthChecks(c, &checks, stream.Send)
-	}
-	sendNumbers := func(c *call) error {
-		if !req.GetWithVmNumbers() {
-			return nil
-		}
-		return s.sendNumbers(c, req.GetVmNumbers(), stream.Send)
-	}
 	var deadline time.Time // of the drain that was sent last
 	sendDrain := func(c *call) error {
 		message, ends := s.drainOf(c)
@@ -116,6 +104,12 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		return stream.Send(&nstancev1.ReceiveFilesResponse{
 			Event: &nstancev1.ReceiveFilesResponse_Role{Role: &nstancev1.Role{Role: instanceRoles[role]}}})
 	}
+	// The health checks are sent before the batch. When the agent has the batch, it reports the new configuration. By
+	// then it should also have the health checks.
+	beforeBatch := func(c *call) error {
+		return cmp.Or(sendRole(c), s.sendHealthChecks(c, req, &checks, stream.Send),
+			s.sendNumbers(c, req, stream.Send), sendDrain(c))
+	}
 	requestKeys := func(c *call) error {
 		if !req.GetWithKeyRequests() {
 			return nil
@@ -129,14 +123,12 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		if req.GetWithKeyRequests() {
 			s.findMissingKeys(stream.Context(), c)
 		}
-		if err := cmp.Or(sendRole(c), sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
+		if err := beforeBatch(c); err != nil {
 			return err
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
-		// Send the health checks before the batch. When the agent has the batch, it reports the new configuration. By
-		// then it should also have the health checks.
-		if err := cmp.Or(sendRole(c), sendChecks(c), sendNumbers(c), sendDrain(c)); err != nil {
+		if err := beforeBatch(c); err != nil {
 			return err
 		}
 		if err := s.deliverBatch(c, stream); err != nil {
@@ -150,11 +142,12 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 var instanceRoles = map[plan.Role]nstancev1.InstanceRole{plan.RoleSpare: nstancev1.InstanceRole_INSTANCE_ROLE_SPARE,
 	plan.RoleMember: nstancev1.InstanceRole_INSTANCE_ROLE_MEMBER}
 
-// sendHealthChecks sends the health checks of the instance's group, unless the agent already has their current version.
-// sent points to the version that the agent has.
-func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.ReceiveFilesResponse) error) error {
+// sendHealthChecks sends the health checks of the instance's group, if the agent asks for them and does not have their
+// current version. sent points to the version that the agent has.
+func (s *Service) sendHealthChecks(c *call, req *nstancev1.ReceiveFilesRequest, sent *string,
+	send func(*nstancev1.ReceiveFilesResponse) error) error {
 	group, ok := c.leader.State.Group(c.group)
-	if !ok || group.HealthChecksVersion() == *sent {
+	if !ok || !req.GetWithHealthChecks() || group.HealthChecksVersion() == *sent {
 		return nil
 	}
 	checks := &nstancev1.HealthChecks{Version: group.HealthChecksVersion()}
@@ -169,15 +162,15 @@ func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.R
 	return nil
 }
 
-// sendNumbers sends the numbers that the agent must read, unless it reads them already. reads are the IDs of those that
-// it read when it opened the stream.
-func (s *Service) sendNumbers(c *call, reads []uint64, send func(*nstancev1.ReceiveFilesResponse) error) error {
+// sendNumbers sends the numbers that the agent must read, if it asks for them and does not read them already.
+func (s *Service) sendNumbers(c *call, req *nstancev1.ReceiveFilesRequest,
+	send func(*nstancev1.ReceiveFilesResponse) error) error {
 	group, ok := c.leader.State.Group(c.group)
-	if !ok {
+	if !ok || !req.GetWithVmNumbers() {
 		return nil
 	}
 	numbers := group.VMNumbers()
-	if !c.agent.noteNumbers(c.stream, c.group, reads, idsOf(numbers)) {
+	if !c.agent.noteNumbers(c.stream, c.group, req.GetVmNumbers(), idsOf(numbers)) {
 		return nil
 	}
 	message := &nstancev1.VmNumbers{}
