@@ -22,8 +22,7 @@ func (s *server) scaleGroups(ctx context.Context, l *leadership, env tasks.Env) 
 		Log: s.log, Env: env, Read: external.Read,
 		Resize: func(ctx context.Context, key config.GroupKey, size int) error {
 			err := scale.Store(ctx, s.manager, key, size, env.Now())
-			var superseded *shardconfig.SupersededError
-			if errors.As(err, &superseded) {
+			if superseded, ok := errors.AsType[*shardconfig.SupersededError](err); ok {
 				l.authority.Refuse(superseded.Term)
 			}
 			return err

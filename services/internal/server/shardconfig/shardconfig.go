@@ -583,8 +583,7 @@ func (m *Manager) Examine(ctx context.Context) (Result, config.Problems, error) 
 
 // problemsOf returns the problems in err, or err itself as a problem of the configuration.
 func problemsOf(err error) config.Problems {
-	var problems config.Problems
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[config.Problems](err); ok {
 		return problems
 	}
 	return config.Problems{{File: "config", Message: err.Error()}}

@@ -77,8 +77,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		rec.State, rec.DeletedAt, rec.DeleteReason, rec.Group = record.Deleted, now, action.Reason, vm.Tags.Group
 		rec.ProviderID = vm.ProviderID
 		token, err := x.Store.PutInstance(ctx, rec, "")
-		var superseded *clusterstate.SupersededError
-		if errors.As(err, &superseded) {
+		if superseded, ok := errors.AsType[*clusterstate.SupersededError](err); ok {
 			deleted = true // the VM has a record after all
 			x.State.PutRecord(superseded.Record, superseded.Token)
 			return nil
@@ -124,8 +123,7 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	}
 	x.stamp(&next)
 	token, err := x.Store.PutInstance(ctx, next, left.Token)
-	var superseded *clusterstate.SupersededError
-	if errors.As(err, &superseded) {
+	if superseded, ok := errors.AsType[*clusterstate.SupersededError](err); ok {
 		if superseded.Record.Term > x.Authority.Term() {
 			x.Authority.Refuse(superseded.Record.Term)
 			return err

@@ -55,8 +55,7 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 			l.State.Settings().Retention)
 	}
 	err := l.Executor.CreateOnDemand(ctx, group, id, instanceType, vars)
-	var superseded *clusterstate.SupersededError
-	if errors.As(err, &superseded) && superseded.Token != "" {
+	if superseded, ok := errors.AsType[*clusterstate.SupersededError](err); ok && superseded.Token != "" {
 		l.found(superseded.Record, superseded.Token)
 	}
 	return id, err

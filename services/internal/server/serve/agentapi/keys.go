@@ -198,7 +198,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	defer cancel()
 	defer context.AfterFunc(c.leader.Context, cancel)()
 	if err := c.leader.Store.TakeKey(inner, next, rec.Tenant, c.agent.id); err != nil {
-		if taken := (*clusterstate.KeyTakenError)(nil); errors.As(err, &taken) {
+		if taken, ok := errors.AsType[*clusterstate.KeyTakenError](err); ok {
 			return nil, status.Errorf(codes.AlreadyExists, "public_key: %v", taken)
 		}
 		return nil, s.errNotRecorded(ctx, c, err)

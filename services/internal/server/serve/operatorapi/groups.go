@@ -189,8 +189,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 
 // refusedGroup returns an error that lists every refused field of a group, under the names that the request uses.
 func (c *call) refusedGroup(key config.GroupKey, err error) error {
-	var denied *config.DeniedError
-	if errors.As(err, &denied) {
+	if denied, ok := errors.AsType[*config.DeniedError](err); ok {
 		return c.refusal(codes.PermissionDenied, key, denied.Problems)
 	}
 	var found config.Problems

@@ -77,7 +77,7 @@ func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
 
 // refusal returns the reason why readmit ended a stream. It returns nil if readmit did not end it.
 func refusal(ctx context.Context) error {
-	if refused := (*refusedStream)(nil); errors.As(context.Cause(ctx), &refused) {
+	if refused, ok := errors.AsType[*refusedStream](context.Cause(ctx)); ok {
 		return refused.error
 	}
 	return nil
