@@ -149,7 +149,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	}
 	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
-	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
+	leader.Loop.Planned = func(took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
 	issuer := transport.Issuer{CA: keys.ca, Bundle: caPEM, Trust: authority.Trust(keys.ca.Certificate(), keys.bundle),
 		Rand: rand.Reader, Now: time.Now}
 	addresses := &vmaddress.Checker{State: leader.State, Now: time.Now,

@@ -47,5 +47,7 @@ func NewLeader(x *execute.Executor, records Records, events shardstate.Events, w
 	asker := &shardstate.Asker{State: state, Provider: x.Provider, Owner: x.Owner, Env: x.Env,
 		Failed: func(err error) { state.RaiseError(listKey, fmt.Sprintf("ask the provider: %v", err)) },
 		Answer: func() { state.ResolveError(listKey) }}
-	return &Leader{State: state, Executor: x, Asker: asker, Loop: &Loop{Executor: x, Asker: asker}, records: records}
+	loop := &Loop{Executor: x, Asker: asker, Planned: func(time.Duration) {}, Started: func(plan.Kind) {},
+		CreateEvery: func() time.Duration { return 0 }}
+	return &Leader{State: state, Executor: x, Asker: asker, Loop: loop, records: records}
 }

@@ -20,11 +20,11 @@ import (
 type Loop struct {
 	*execute.Executor
 	Asker *shardstate.Asker
-	// Planned, if set, is called with the time that planning one group took.
-	Planned func(instances int, took time.Duration)
-	// CreateEvery, if set, returns the minimum time between two creates. 0 means no limit.
+	// Planned is called with the time that planning one group took.
+	Planned func(took time.Duration)
+	// CreateEvery returns the minimum time between two creates. 0 means no limit.
 	CreateEvery func() time.Duration
-	// Started, if set, is called for every action that starts.
+	// Started is called for every action that starts.
 	Started func(kind plan.Kind)
 
 	mu             sync.Mutex // allows one pass at a time
@@ -120,7 +120,9 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	if snapshot.CreateBudget < 0 || free < snapshot.CreateBudget {
 		snapshot.CreateBudget, snapshot.CreateEvery = free, 0
 	}
-	decision := l.next(snapshot)
+	began := time.Now()
+	decision := plan.Next(snapshot)
+	l.Planned(time.Since(began))
 	delete(l.wake, key)
 	if !decision.NextPlan.IsZero() {
 		l.wake[key] = decision.Schedule
@@ -153,7 +155,7 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 // startTogether starts creates that one call can make.
 func (l *Loop) startTogether(ctx context.Context, key config.GroupKey, creates []plan.Action) {
 	for _, action := range creates {
-		l.count(action.Kind)
+		l.Started(action.Kind)
 	}
 	l.Env.Go("create together", func() {
 		defer l.use(&l.creates, -len(creates), resumeCreates)
@@ -175,7 +177,7 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 func (l *Loop) limit(snapshot *plan.Snapshot, health plan.ShardHealth) {
 	snapshot.Shard = health
 	snapshot.Waiting = l.WaitingCreates(snapshot.Group.GroupKey)
-	if every := l.createEvery(); every > 0 {
+	if every := l.CreateEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
 		// The pause between two creates may have become longer or shorter since the last create. So compute the end of
 		// the pause again.
@@ -183,13 +185,6 @@ func (l *Loop) limit(snapshot *plan.Snapshot, health plan.ShardHealth) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}
 	}
-}
-
-func (l *Loop) createEvery() time.Duration {
-	if l.CreateEvery == nil {
-		return 0
-	}
-	return l.CreateEvery()
 }
 
 // Explain plans a group as the next pass would and starts nothing. It returns false for a group that is gone. It may be
@@ -218,22 +213,11 @@ func (l *Loop) ExplainChange(key config.GroupKey, change shardstate.Supposition)
 	return snapshot, plan.Explain(snapshot), view, true
 }
 
-// next computes the plan of one group. It reports to l.Planned how long the computation took.
-func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
-	if l.Planned == nil {
-		return plan.Next(snapshot)
-	}
-	began := time.Now()
-	decision := plan.Next(snapshot)
-	l.Planned(len(snapshot.Instances), time.Since(began))
-	return decision
-}
-
 // start starts one action of a group's plan.
 func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Action) {
 	switch action.Kind {
 	case plan.Create:
-		l.count(action.Kind)
+		l.Started(action.Kind)
 		l.Env.Go("create", func() {
 			defer l.use(&l.creates, -1, resumeCreates)
 			l.Executor.Do(ctx, key, action)
@@ -248,7 +232,7 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 		if !l.State.StoreRollout(key) {
 			return
 		}
-		l.count(action.Kind)
+		l.Started(action.Kind)
 		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
 			"reason", action.Why())
 		l.Env.Go(string(action.Kind), func() { l.Executor.StoreRollout(ctx, key, action) })
@@ -265,19 +249,13 @@ func (l *Loop) start(ctx context.Context, key config.GroupKey, action plan.Actio
 			return
 		}
 		l.use(&l.others, 1, resumeOthers)
-		l.count(action.Kind)
+		l.Started(action.Kind)
 		l.Log.Info("acting", "action", string(action.Kind), "tenant", key.Tenant, "group", key.Group,
 			"instance", action.Instance.String(), "reason", action.Why())
 		l.Env.Go(string(action.Kind), func() {
 			defer l.use(&l.others, -1, resumeOthers)
 			l.Executor.Do(ctx, key, action)
 		})
-	}
-}
-
-func (l *Loop) count(kind plan.Kind) {
-	if l.Started != nil {
-		l.Started(kind)
 	}
 }
 
@@ -327,7 +305,7 @@ func (l *Loop) collect(ctx context.Context, action plan.Action) {
 		if !l.State.BeginCollect(id) {
 			return
 		}
-		l.count(action.Kind)
+		l.Started(action.Kind)
 		l.Env.Go(string(action.Kind), func() {
 			l.State.EndCollect(id, l.Executor.Collect(ctx, action))
 		})

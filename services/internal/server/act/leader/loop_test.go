@@ -40,6 +40,7 @@ func TestCreateRateLimit(t *testing.T) {
 		Executor: &execute.Executor{State: state, Log: slog.New(slog.DiscardHandler),
 			// Creates start and never end.
 			Env: tasks.Env{Now: func() time.Time { return now }, Go: func(string, func()) {}}},
+		Planned:     func(time.Duration) {},
 		CreateEvery: func() time.Duration { return every },
 		Started: func(kind plan.Kind) {
 			if kind == plan.Create {
@@ -150,7 +151,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 		return now
 	}, Go: func(name string, _ func()) { started = append(started, name) }}
 	loop := &leader.Loop{Executor: &execute.Executor{State: state, Log: slog.New(slog.DiscardHandler), Env: env},
-		Planned: func(int, time.Duration) { plans++ }}
+		Planned: func(time.Duration) { plans++ }, CreateEvery: func() time.Duration { return 0 }}
 	loop.Asker = &shardstate.Asker{State: state, Env: env}
 
 	ids, streams := make([]ident.ID, instances), make([]uint64, instances)
