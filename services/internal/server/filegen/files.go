@@ -273,8 +273,7 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	if len(content) > MaxFile {
 		return fmt.Errorf("%d bytes, at most %d are allowed", len(content), MaxFile)
 	}
-	sum := sha256.Sum256(content)
-	out := File{Name: file.name, Kind: file.Kind, Content: content, SHA256: hex.EncodeToString(sum[:])}
+	out := File{Name: file.name, Kind: file.Kind, Content: content, SHA256: Sum(content)}
 	r.result.Sums[file.name] = out.SHA256
 	if have, ok := r.in.Have[file.name]; !ok || have.Error != "" || have.SHA256 != out.SHA256 {
 		r.result.Files = append(r.result.Files, out)
@@ -328,11 +327,9 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	content := authority.EncodeCertificate(cert)
-	sum := sha256.Sum256(content)
+	r.result.Sums[file.name] = Sum(content)
 	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content,
-		SHA256: hex.EncodeToString(sum[:]),
-		Basis:  from, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
-	r.result.Sums[file.name] = hex.EncodeToString(sum[:])
+		SHA256: Sum(content), Basis: from, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
 	kind := record.CertClient
 	if file.cert.kind == authority.KindServer {
 		kind = record.CertServer
@@ -356,20 +353,15 @@ func (r *generation) key(want KeyRequest) []byte {
 	if pkix == nil || CheckKey(pkix, want.Algorithm) != nil {
 		return nil
 	}
-	if reported, ok := r.in.KeySums[want.Name]; ok {
-		if sum := sha256.Sum256(pkix); hex.EncodeToString(sum[:]) != reported {
-			return nil
-		}
+	if reported, ok := r.in.KeySums[want.Name]; ok && reported != Sum(pkix) {
+		return nil
 	}
 	return pkix
 }
 
 // keyIsThere reports whether the agent has the named key pair. It also returns true if the agent's keys are not known.
 func (r *generation) keyIsThere(name string) bool {
-	if r.in.KeySums == nil {
-		return true
-	}
-	return r.in.KeySums[name] != ""
+	return r.in.KeySums == nil || r.in.KeySums[name] != ""
 }
 
 // Due returns the time to renew a certificate, which is after two thirds of its life.
@@ -404,6 +396,11 @@ func basis(spec *authority.InstanceSpec, pkix []byte) string {
 	if err != nil { // cannot happen: the value holds only texts and a number
 		return ""
 	}
-	sum := sha256.Sum256(bytes.Join([][]byte{text, pkix}, []byte{0}))
-	return hex.EncodeToString(sum[:16])
+	return Sum(bytes.Join([][]byte{text, pkix}, []byte{0}))[:32]
+}
+
+// Sum returns the SHA-256 of a content in hex.
+func Sum(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
 }

@@ -3,8 +3,6 @@ package agentapi
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -368,7 +366,7 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 			// A report makes the server forget the submitted keys that the report does not list (see forgetKeys). So
 			// the agent still has this key: its last report lists the key, or the agent submitted the key after that
 			// report.
-			in.KeySums[name] = sum(pkix)
+			in.KeySums[name] = filegen.Sum(pkix)
 		}
 	}
 	return in
@@ -396,9 +394,4 @@ func (a *agent) recordBatch(result *filegen.Result, hash string, now time.Time) 
 	if len(a.wantedKeys) > 0 {
 		a.wakeStream(keysStream)
 	}
-}
-
-func sum(content []byte) string {
-	digest := sha256.Sum256(content)
-	return hex.EncodeToString(digest[:])
 }

@@ -260,7 +260,7 @@ func (a *agent) forgetUnconfirmed() {
 func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	for name, pkix := range a.keys {
 		if !slices.ContainsFunc(keys, func(k shardstate.KeyState) bool {
-			return k.Name == name && k.SHA256 == sum(pkix)
+			return k.Name == name && k.SHA256 == filegen.Sum(pkix)
 		}) {
 			delete(a.keys, name)
 		}
