@@ -366,8 +366,7 @@ func (c *Credentials) dial(ctx context.Context, addr string,
 	c.err = nil
 	c.mu.Unlock()
 	conn, err := dial(ctx, addr)
-	var failed *tunnel.Error
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*tunnel.Error](err); ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.err = failed

@@ -62,12 +62,12 @@ func Run(ctx context.Context, args []string, version string, env Environment) in
 	if err == nil {
 		return exitOK
 	}
-	var usage *usageError
-	if !a.started && !errors.As(err, &usage) {
-		err = ownWords(err) // an error of cobra itself: no command was started
+	_, usage := errors.AsType[*usageError](err)
+	if !a.started && !usage {
+		err, usage = ownWords(err), true // an error of cobra itself: no command was started
 	}
 	a.report(err)
-	if errors.As(err, &usage) {
+	if usage {
 		return exitUsage
 	}
 	return exitFailure

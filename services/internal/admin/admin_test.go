@@ -600,10 +600,10 @@ func TestEnvironment(t *testing.T) {
 func TestProgress(t *testing.T) {
 	var errs bytes.Buffer
 	a := newApp("1", Environment{Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }})
-	if err := a.during("asking", func() error { return nil }); err != nil || errs.Len() > 0 {
+	if err := during(a, "asking", func() error { return nil }); err != nil || errs.Len() > 0 {
 		t.Error(err, errs.String())
 	}
-	if err := a.during("asking shard us-a", func() error {
+	if err := during(a, "asking shard us-a", func() error {
 		<-time.After(patience + 200*time.Millisecond)
 		return nil
 	}); err != nil || errs.String() != "asking shard us-a …\n" {

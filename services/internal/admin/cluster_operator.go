@@ -94,9 +94,10 @@ certificate's life is left, the command changes nothing.`,
 			return err
 		}
 		return a.show(*f, result, func(w io.Writer) error {
+			issued := map[bool]string{true: "issued", false: "still good"}
 			return writeFacts(w, a.style.out, []fact{
 				{"Operator", result.ID}, {"Cluster", result.Cluster}, {"Tenant", result.Tenant},
-				{"Certificate", result.what() + ", ends " + stamp(result.NotAfter)}, {"Identity", result.Dir},
+				{"Certificate", issued[result.Issued] + ", ends " + stamp(result.NotAfter)}, {"Identity", result.Dir},
 			})
 		})
 	}
@@ -125,13 +126,6 @@ type registered struct {
 	Dir      string    `json:"identity_dir"`
 	NotAfter time.Time `json:"not_after"`
 	Issued   bool      `json:"issued"` // false: the existing certificate is still good
-}
-
-func (r registered) what() string {
-	if r.Issued {
-		return "issued"
-	}
-	return "still good"
 }
 
 // register writes the operator's record, then the file with the certificate. If it fails between the two writes, the
@@ -173,8 +167,7 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 		return registered{}, err
 	}
 	cert, _, err := c.state.IssueOperator(ctx, have, token, r.ttl)
-	var superseded *clusterstate.SupersededOperatorError
-	if errors.As(err, &superseded) {
+	if _, ok := errors.AsType[*clusterstate.SupersededOperatorError](err); ok {
 		err = withHint(err, "another program registers or renews this operator; run the command again")
 	}
 	if err != nil {
@@ -332,10 +325,8 @@ expires. The command fails if an operator's record is not signed by the cluster'
 	cmd.Flags().BoolVar(&removed, "removed", false, "also show removed operators")
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if tenant != "" {
-			if err := ident.ValidateTenantName(tenant); err != nil {
-				return usagef("--tenant: %w", err)
-			}
+		if err := ident.ValidateTenantName(tenant); tenant != "" && err != nil {
+			return usagef("--tenant: %w", err)
 		}
 		listed := operatorList{Operators: []operatorEntry{}}
 		err := a.withCluster(cmd.Context(), s, need{key: true}, func(ctx context.Context, c *cluster) error {
@@ -422,8 +413,8 @@ func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, ten
 		rec.Revision++
 		rec.Writer, rec.RemovedAt = writer, a.Now().UTC()
 		_, err = state.PutOperator(ctx, rec, token)
-		var superseded *clusterstate.SupersededOperatorError
-		if errors.As(err, &superseded) && superseded.Token != "" && superseded.Token != token {
+		superseded, ok := errors.AsType[*clusterstate.SupersededOperatorError](err)
+		if ok && superseded.Token != "" && superseded.Token != token {
 			rec, token, err = superseded.Record, superseded.Token, ctx.Err()
 		}
 	}

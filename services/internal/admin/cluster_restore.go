@@ -173,7 +173,7 @@ func (a *app) watchLocks(ctx context.Context, found []restoredShard, read func()
 	if watch == 0 {
 		return nil
 	}
-	return a.during("watching the locks for "+watch.Round(time.Second).String(), func() error {
+	return during(a, "watching the locks for "+watch.Round(time.Second).String(), func() error {
 		for range watchSteps {
 			if err := a.sleep(ctx, watch/watchSteps); err != nil {
 				return err

@@ -202,6 +202,11 @@ type caRotation struct {
 	Waiting *clusterstate.Following `json:"waiting,omitempty"`
 }
 
+func describeRotation(r clusterstate.Rotation) caRotation {
+	return caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
+		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+}
+
 // rotationStatus reads the step of a CA rotation. It also returns which leaders, instances and operators do not use the
 // CAs of this step yet. It changes nothing.
 func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
@@ -209,8 +214,7 @@ func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
 	if err != nil {
 		return caRotation{}, noKeysYet(err)
 	}
-	result := caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
-		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+	result := describeRotation(r)
 	if r.Trust == "" { // no client has anything to follow
 		return result, nil
 	}
@@ -266,8 +270,7 @@ func (a *app) rotateCA(ctx context.Context, c *cluster, noWait bool) (caRotation
 	if err != nil {
 		return caRotation{}, withHint(err, "run the command again to continue the rotation")
 	}
-	result := caRotation{Finished: r.Step == clusterstate.RotationNone, Step: r.Step.String(),
-		Fingerprint: authority.Fingerprint(r.Current), NotAfter: r.Current.NotAfter.UTC()}
+	result := describeRotation(r)
 	a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "ca_rotation", Message: "step " + result.Step + ", CA " +
 		result.Fingerprint})
 	if !result.Finished {

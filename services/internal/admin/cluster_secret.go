@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -44,7 +43,7 @@ backup, but only if this key is missing. It never replaces such a key.`,
 	cmd.Flags().BoolVar(&absent, "if-absent", false, "fail if there is a secret of this name")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
-		if err := secretName(cmd, name); err != nil {
+		if err := usageOf(cmd, secretstore.ValidateName(name)); err != nil {
 			return err
 		}
 		content, err := a.readSecret(file)
@@ -113,36 +112,21 @@ func checkOurs(c *cluster, name string, content []byte) error {
 	return nil
 }
 
-func secretName(cmd *cobra.Command, name string) error {
-	if err := secretstore.ValidateName(name); err != nil {
-		return usageOf(cmd, err)
-	}
-	return nil
-}
-
 // readSecret reads a file or standard input. Errors do not quote the content.
-func (a *app) readSecret(path string) (content []byte, err error) {
-	from := a.Stdin
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("read secret: %w", err)
-		}
-		defer file.Close()
-		from = file
-	} else if isTerminal(a.Stdin) {
+func (a *app) readSecret(path string) ([]byte, error) {
+	if path == "-" && isTerminal(a.Stdin) {
 		a.note("Type or paste the secret; end with Ctrl-D on an empty line.")
 	}
-	content, err = io.ReadAll(io.LimitReader(from, secretstore.MaxValue+1))
-	switch {
+	switch content, err := a.readInput(path, secretstore.MaxValue); {
 	case err != nil:
 		return nil, fmt.Errorf("read secret: %w", err)
 	case len(content) == 0:
 		return nil, withHint(errors.New("the secret is empty"), "pipe it in, or name a file with --from-file")
 	case len(content) > secretstore.MaxValue:
 		return nil, fmt.Errorf("the secret has more than %d bytes", secretstore.MaxValue)
+	default:
+		return content, nil
 	}
-	return content, nil
 }
 
 func (a *app) secretGetCommand(s *secretFlags) *cobra.Command {
@@ -154,7 +138,7 @@ that is not text is printed in base64 as "value_base64".`,
 	}
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := secretName(cmd, args[0]); err != nil {
+		if err := usageOf(cmd, secretstore.ValidateName(args[0])); err != nil {
 			return err
 		}
 		secret, err := inCluster(cmd.Context(), a, s, need{key: true},
@@ -192,7 +176,7 @@ func (a *app) secretListCommand(s *secretFlags) *cobra.Command {
 	}
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		listed := secretList{Secrets: []secretEntry{}}
+		listed := []secretEntry{}
 		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
 			names, err := c.secrets.List(ctx)
 			for _, name := range names {
@@ -200,21 +184,17 @@ func (a *app) secretListCommand(s *secretFlags) *cobra.Command {
 				if ours(name) {
 					entry.Owner = "cluster"
 				}
-				listed.Secrets = append(listed.Secrets, entry)
+				listed = append(listed, entry)
 			}
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		return showAll(a, *f, listed, listed.Secrets, "There are no secrets.", []string{"NAME", "OWNER"},
-			func(entry secretEntry) []cell { return plain(entry.Name, entry.Owner) })
+		return showAll(a, *f, map[string]any{"secrets": listed}, listed, "There are no secrets.",
+			[]string{"NAME", "OWNER"}, func(entry secretEntry) []cell { return plain(entry.Name, entry.Owner) })
 	}
 	return cmd
-}
-
-type secretList struct {
-	Secrets []secretEntry `json:"secrets"`
 }
 
 type secretEntry struct {
@@ -235,7 +215,7 @@ renew certificates.`,
 	confirm := confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
-		if err := secretName(cmd, name); err != nil {
+		if err := usageOf(cmd, secretstore.ValidateName(name)); err != nil {
 			return err
 		}
 		if ours(name) && !force {

@@ -77,8 +77,7 @@ func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	env, _ := tasks.Real() // ForEach waits for its own tasks
-	m, err := snapshot.Copy(ctx, c.bucket, snapshot.Options{Dir: dir, Now: a.Now, ForEach: env.ForEach})
+	m, err := snapshot.Copy(ctx, c.bucket, snapshot.Options{Dir: dir, Now: a.Now, ForEach: tasks.ForEach})
 	if err != nil {
 		return err
 	}
@@ -148,7 +147,7 @@ needs space for all objects of the archive.`,
 		}
 		keyGiven := cmd.Flag("key-provider").Changed || cmd.Flag("key-source").Changed || cmd.Flag("old-key").Changed
 		var result restoreCheck
-		err := a.during("checking "+args[0], func() (err error) {
+		err := during(a, "checking "+args[0], func() (err error) {
 			result, err = a.restoreCheck(cmd.Context(), s, args[0], keyGiven)
 			return err
 		})
@@ -237,7 +236,7 @@ func (r *restored) check(ctx context.Context, m snapshot.Manifest, differences [
 		return nil, err
 	}
 	found = append(found, r.describeVerification(checked)...)
-	if has(m, keys.ClusterCA()) {
+	if slices.ContainsFunc(m.Objects, func(o snapshot.Object) bool { return o.Key == keys.ClusterCA() }) {
 		found = append(found, r.checkCA(ctx, r.cluster.state))
 	}
 	if len(shards) == 0 {
@@ -253,15 +252,6 @@ func (r *restored) check(ctx context.Context, m snapshot.Manifest, differences [
 		found = append(found, groups...)
 	}
 	return found, nil
-}
-
-func has(m snapshot.Manifest, key string) bool {
-	for _, object := range m.Objects {
-		if object.Key == key {
-			return true
-		}
-	}
-	return false
 }
 
 // describeManifest returns the findings about the archive as a whole.

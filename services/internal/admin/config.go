@@ -48,9 +48,6 @@ func (a *app) writeConfigStatus(w io.Writer, answers answers[*nstancev1.GetConfi
 			rows = append(rows, a.configRow(answer))
 		}
 	}
-	if len(rows) == 0 {
-		return nil
-	}
 	if err := a.table(w, []string{"SHARD", "+CLUSTER", "+LEADER", "+TERM", "GENERATION", "+ETAG",
 		"MODIFIED", "+SIZE", "STATE"}, rows); err != nil {
 		return err
@@ -165,7 +162,7 @@ func invalid(file string, problems config.Problems) error {
 // readConfig reads and parses a configuration from a file, or from standard input if path is "-". The shard is nil if
 // the configuration is not valid.
 func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, error) {
-	body, err := a.readInput(path)
+	body, err := a.readInput(path, config.MaxSize)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
@@ -173,9 +170,9 @@ func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, e
 	return body, shard, problems, nil
 }
 
-// readInput reads a file, or standard input if path is "-". It reads one byte more than a document may have, so that
-// the parser reports a file that is too long.
-func (a *app) readInput(path string) ([]byte, error) {
+// readInput reads a file, or standard input if path is "-". It reads one byte more than the limit, so that the caller
+// sees that the file is too long.
+func (a *app) readInput(path string, limit int64) ([]byte, error) {
 	from := a.Stdin
 	if path != "-" {
 		file, err := os.Open(path)
@@ -185,7 +182,7 @@ func (a *app) readInput(path string) ([]byte, error) {
 		defer file.Close()
 		from = file
 	}
-	return io.ReadAll(io.LimitReader(from, config.MaxSize+1))
+	return io.ReadAll(io.LimitReader(from, limit+1))
 }
 
 // storageTime is the default of --storage-timeout.
@@ -241,7 +238,7 @@ func (a *app) compare(ctx context.Context, b *bucketFlags, path string) (compare
 	}
 	defer cancel()
 	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ShardID: out.name})
-	err = a.during("reading from "+at.location.Bucket, func() error {
+	err = during(a, "reading from "+at.location.Bucket, func() error {
 		out.stored, _, err = state.ReadConfig(ctx, out.name)
 		if errors.Is(err, objstore.ErrNotFound) {
 			return nil
@@ -435,15 +432,12 @@ the command also shows what the leader would do, if it knows the leader's addres
 				"push the file of that shard, or leave --shard out")
 		}
 		if refresh { // fail before anything is written
-			f, err := a.fleet(s)
+			s.shard = shard.Server.Shard
+			f, _, err := a.connect(s)
 			if err != nil {
 				return err
 			}
-			defer f.Close()
-			s.shard = shard.Server.Shard
-			if _, err := a.shards(s, f); err != nil {
-				return err
-			}
+			f.Close()
 		}
 		c := compared{name: shard.Server.Shard, file: body, after: shard}
 		if done, err := a.push(cmd, &b, confirm, c, wantETag); err != nil || done {
@@ -484,7 +478,7 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c 
 		journal = shared
 	}
 	var had objstore.Token
-	err = a.during("reading from "+at.location.Bucket, func() (err error) {
+	err = during(a, "reading from "+at.location.Bucket, func() (err error) {
 		had, err = a.checkPush(ctx, bucket, &c, wantETag)
 		return err
 	})
@@ -504,7 +498,7 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c 
 	}
 	ctx, cancel = context.WithTimeout(cmd.Context(), b.timeout) // the answer may have taken long
 	defer cancel()
-	return false, a.during("writing to "+at.location.Bucket, func() error {
+	return false, during(a, "writing to "+at.location.Bucket, func() error {
 		return a.writePush(ctx, bucket, journal, c, had)
 	})
 }
@@ -512,22 +506,18 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c 
 // explainConfig shows what the shard's leader would do with a configuration. If no address of the shard is known, it
 // says so.
 func (a *app) explainConfig(ctx context.Context, s *scope, c compared) error {
-	f, err := a.fleet(s)
-	if err == nil {
-		defer f.Close()
-		s.shard = c.name
-		_, err = a.shards(s, f)
-	}
-	var usage *usageError
-	if errors.As(err, &usage) {
+	s.shard = c.name
+	f, shards, err := a.connect(s)
+	if usage, ok := errors.AsType[*usageError](err); ok {
 		a.note("The leader was not asked what it would do: %v; %s.", usage.err, usage.hint)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer f.Close()
 	previews := during(a, "asking shard "+c.name, func() []fleet.Preview {
-		return f.Explain(ctx, []string{c.name}, &nstancev1.ExplainChangeRequest{
+		return f.Explain(ctx, shards, &nstancev1.ExplainChangeRequest{
 			Change: &nstancev1.ExplainChangeRequest_Configuration{Configuration: c.file}})
 	})
 	for _, line := range previewLines(previews) {
@@ -535,10 +525,7 @@ func (a *app) explainConfig(ctx context.Context, s *scope, c compared) error {
 			return err
 		}
 	}
-	if failed := fleet.Failed(previews); len(failed) > 0 {
-		return &shardsError{failed, len(previews)}
-	}
-	return nil
+	return failuresOf(previews)
 }
 
 // checkPush reads the stored configuration into c and returns its token, which is its ETag. It rejects a push if

@@ -19,6 +19,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/tunnel"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -291,7 +292,7 @@ identity_dir gets the directory "identities/CONTEXT" beside the file with the co
   nstance-admin status`}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		from := map[bool]string{true: "standard input", false: args[0]}[args[0] == "-"]
-		text, err := a.readInput(args[0])
+		text, err := a.readInput(args[0], config.MaxSize)
 		if err != nil {
 			return fmt.Errorf("read contexts: %w", err)
 		}
@@ -344,7 +345,7 @@ func (a *app) complete(cmd *cobra.Command) {
 		_ = cmd.RegisterFlagCompletionFunc("shard", func(cmd *cobra.Command, _ []string, _ string) ([]string,
 			cobra.ShellCompDirective) {
 			_ = a.settle(cmd) // without settings nothing completes
-			return a.shardNames(flagText(cmd, "servers")), no
+			return shardNames(flagText(cmd, "servers")), no
 		})
 	}
 	if cmd.Flag("group") != nil {
@@ -381,12 +382,13 @@ func flagText(cmd *cobra.Command, name string) string {
 	return ""
 }
 
-func (a *app) shardNames(servers string) (names []string) {
-	known, err := endpoints.Parse(servers)
-	if err != nil {
-		return nil
-	}
-	for _, shard := range known {
+func shardNames(servers string) []string {
+	known, _ := endpoints.Parse(servers) // none if it is wrong
+	return namesOf(known)
+}
+
+func namesOf(shards []endpoints.Shard) (names []string) {
+	for _, shard := range shards {
 		names = append(names, shard.Name)
 	}
 	return names
@@ -437,11 +439,7 @@ func (a *app) instanceNames(cmd *cobra.Command) (names []string) {
 	return slices.Compact(names)
 }
 
-func (a *app) contextNames(*cobra.Command) (names []string) {
+func (a *app) contextNames(*cobra.Command) []string {
 	file, _ := a.readContexts() // without a file nothing completes
-	for name := range file.Contexts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(file.Contexts))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,44 +14,34 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
-// bucketReader implements fleet.LastKnown. It opens the bucket of a command when the first leader does not answer.
-type bucketReader struct {
-	app *app
-	cmd *cobra.Command
+// bucketReader implements fleet.LastKnown. It opens the bucket of a command when the first leader does not answer. The
+// reader is nil if the command has no bucket.
+type bucketReader func() (*lastknown.Reader, error)
 
-	once   sync.Once
-	reader *lastknown.Reader
-	err    error
-}
-
-// Answer implements fleet.LastKnown. It answers nothing if the command has no bucket.
-func (b *bucketReader) Answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message,
+// Answer implements fleet.LastKnown.
+func (open bucketReader) Answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message,
 	time.Time, error) {
-	b.once.Do(func() { b.reader, b.err = b.app.lastKnown(ctx, b.cmd) })
-	if b.err != nil || b.reader == nil {
-		return nil, time.Time{}, b.err
+	reader, err := open()
+	if err != nil || reader == nil {
+		return nil, time.Time{}, err
 	}
-	return b.reader.Answer(ctx, shard, tenant, request)
+	return reader.Answer(ctx, shard, tenant, request)
 }
 
 // lastKnown opens the bucket of a command. It returns nil if neither the command line nor the settings name one.
-func (a *app) lastKnown(ctx context.Context, cmd *cobra.Command) (*lastknown.Reader, error) {
+func (a *app) lastKnown(cmd *cobra.Command) (*lastknown.Reader, error) {
 	s, err := a.storageOf(cmd)
 	if err != nil || s.location.Bucket == "" {
 		return nil, err
 	}
-	store, _, cancel, err := s.open(ctx, false)
+	store, _, cancel, err := s.open(cmd.Context(), false)
 	if err != nil {
 		return nil, err
 	}
-	cancel()               // the reader limits each answer
-	env, _ := tasks.Real() // ForEach waits for its own tasks
-	return lastknown.New(lastknown.Options{Bucket: store, Own: s.opener(store), Now: a.Now, ForEach: env.ForEach,
-		Timeout: s.timeout, Keep: keepAnswers}), nil
+	cancel() // the reader limits each answer
+	return lastknown.New(lastknown.Options{Bucket: store, Own: s.opener(store), Now: a.Now, ForEach: tasks.ForEach,
+		Timeout: s.timeout}), nil
 }
-
-// keepAnswers is how long the page, the API and "top" show an answer of the bucket before they read it again.
-const keepAnswers = 15 * time.Second
 
 // tellLastKnown says for which shards the answers are only what is last known. To the errors of shards about which
 // nothing is known, it adds how to see more.

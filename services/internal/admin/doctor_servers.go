@@ -108,8 +108,7 @@ func (a *app) checkPort(ctx context.Context, o doctorOptions, check, addr string
 	dialer := tunnel.New(o.via)
 	defer dialer.Close()
 	conn, err := dialer.Dial(ctx, addr)
-	var failed *tunnel.Error
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*tunnel.Error](err); ok {
 		return finding{check, problem, err.Error(), failed.Advice}, nil
 	}
 	if err != nil {
@@ -189,20 +188,15 @@ func judgeLeader(held holding, got asked, ports []finding) (finding, []finding) 
 	case f.Status == skipped && got.err.NoAnswer():
 		return finding{"leader", problem, "no server answers as the leader: " + got.err.Message, logs}, ports
 	case got.err.NoAnswer():
-		f = finding{"leader", problem, semicolons(f.Result, held.takeover(),
+		f = finding{"leader", problem, join("; ", f.Result, held.takeover(),
 			"no server answers as the leader: "+got.err.Message), logs}
 	case closed && f.Status == ok:
-		return finding{"leader", problem, semicolons(f.Result, held.takeover(), ports[0].Result),
+		return finding{"leader", problem, join("; ", f.Result, held.takeover(), ports[0].Result),
 			ports[0].Next}, ports[1:]
 	case f.Status == ok:
 		f.Result += ", and was not asked: " + got.why
 	}
 	return f, ports
-}
-
-// semicolons joins the texts that are not empty.
-func semicolons(texts ...string) string {
-	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
 }
 
 // verdict says in one sentence how a shard is.

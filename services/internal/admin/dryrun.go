@@ -84,7 +84,6 @@ func (a *app) confirmPlanned(cmd *cobra.Command, c *changer,
 	}
 	defer f.Close()
 	previews := during(a, "asking "+whom(shards), func() []fleet.Preview { return preview(cmd.Context(), f, shards) })
-	failed := fleet.Failed(previews)
 	if c.confirm.dryRun {
 		err := a.show(*c.output, fleet.Answers[fleet.Preview]{Shards: previews}, func(w io.Writer) error {
 			for _, line := range previewLines(previews) {
@@ -92,13 +91,10 @@ func (a *app) confirmPlanned(cmd *cobra.Command, c *changer,
 			}
 			return nil
 		})
-		if len(failed) > 0 {
-			err = errors.Join(err, &shardsError{failed, len(previews)})
-		}
-		return true, err
+		return true, errors.Join(err, failuresOf(previews))
 	}
-	if len(failed) == len(previews) {
-		return true, &shardsError{failed, len(previews)}
+	if len(fleet.Failed(previews)) == len(previews) {
+		return true, failuresOf(previews)
 	}
 	return a.confirm(cmd, c.confirm, "\n  "+strings.Join(previewLines(previews), "\n  "))
 }

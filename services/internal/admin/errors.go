@@ -35,7 +35,11 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{err: fmt.Errorf(format, args...)} }
 
+// usageOf returns the error of a wrong command line, or nil if err is nil.
 func usageOf(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
 	return &usageError{err: err, command: cmd.CommandPath()}
 }
 
@@ -105,11 +109,17 @@ func (e *shardsError) Error() string {
 	return fmt.Sprintf("%d of %s failed", len(e.errs), count(e.of, "shard"))
 }
 
+// failuresOf returns an error about the shards that failed, or nil.
+func failuresOf[T fleet.Result](answers []T) error {
+	if failed := fleet.Failed(answers); len(failed) > 0 {
+		return &shardsError{failed, len(answers)}
+	}
+	return nil
+}
+
 // report prints an error and what to do next.
 func (a *app) report(err error) {
-	var shards *shardsError
-	var usage *usageError
-	if errors.As(err, &shards) {
+	if shards, ok := errors.AsType[*shardsError](err); ok {
 		first, all := shards.errs[0], shards.of > 1 && len(shards.errs) == shards.of
 		if all && !slices.ContainsFunc(shards.errs, func(e *fleet.Error) bool {
 			return e.Message != first.Message || e.Hint != first.Hint
@@ -126,7 +136,7 @@ func (a *app) report(err error) {
 		return
 	}
 	hint := a.hintOf(err)
-	if errors.As(err, &usage) {
+	if usage, ok := errors.AsType[*usageError](err); ok {
 		switch {
 		case usage.hint != "":
 			hint = usage.hint

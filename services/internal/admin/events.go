@@ -253,7 +253,7 @@ func (a *app) eventRow(e fleet.Entry) []cell {
 	at := e.GetAt().AsTime()
 	row := plain(at.Format("01-02 15:04:05.000"), at.Format("2006-01-02T15:04:05.000Z"), e.Shard,
 		strings.ReplaceAll(e.GetKind(), "_", " "), e.GetGroup(), short, e.GetInstanceId(), e.GetCause(), e.GetActor(),
-		tookText(e.GetTookSeconds()), join(e.GetMessage(), replaces))
+		tookText(e.GetTookSeconds()), join("  ", e.GetMessage(), replaces))
 	switch e.GetKind() {
 	case "instance_lost", "instance_unhealthy", "alert_raised", "registration_refused":
 		row[3].paint = a.style.out.bad
@@ -267,14 +267,8 @@ func (a *app) eventRow(e fleet.Entry) []cell {
 const shortID = 5
 
 // join joins the parts that are not empty.
-func join(parts ...string) string {
-	var out []string
-	for _, part := range parts {
-		if part != "" {
-			out = append(out, part)
-		}
-	}
-	return strings.Join(out, "  ")
+func join(separator string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
 }
 
 // tookText formats seconds with at most three significant digits. It returns "" for zero.

@@ -130,7 +130,7 @@ func actionRow(action *nstancev1.PlannedAction) []cell {
 		replaces = "replaces " + action.GetReplaces()
 	}
 	return plain(action.GetKind(), action.GetInstanceId(), stamp(fleet.Time(action.GetDeadline())),
-		join(action.GetReason(), replaces))
+		join("  ", action.GetReason(), replaces))
 }
 
 func verdictRow(v *nstancev1.InstanceVerdict) []cell {

@@ -356,9 +356,9 @@ healthy.`,
 		case by && s.all && !perShard:
 			return &usageError{err: fmt.Errorf("is %s the change in each of several shards?", args[1]),
 				hint: "add --per-shard, or name one shard with --shard"}
-		case s.all && !total && !perShard && len(a.shardNames(s.servers)) > 1:
+		case s.all && !total && !perShard && len(shardNames(s.servers)) > 1:
 			return &usageError{err: fmt.Errorf("is %s the size in each of %s, or in all together?", args[1],
-				count(len(a.shardNames(s.servers)), "shard")), hint: "add --per-shard or --total"}
+				count(len(shardNames(s.servers)), "shard")), hint: "add --per-shard or --total"}
 		}
 		scaling := fleet.Scaling{Group: args[0], Size: int(size), By: by, Total: total, Pin: pin}
 		if cmd.Flags().Changed("until") {
@@ -414,7 +414,7 @@ func settingsFlags(cmd *cobra.Command) *settings {
 func (a *app) patch(cmd *cobra.Command, s *settings) (config.Patch, error) {
 	var patch config.Patch
 	if s.file != "" {
-		body, err := a.readInput(s.file)
+		body, err := a.readInput(s.file, config.MaxSize)
 		if err != nil {
 			return patch, fmt.Errorf("read the settings: %w", err)
 		}

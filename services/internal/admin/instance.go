@@ -158,7 +158,7 @@ func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 	}
 	for _, c := range i.GetHealthChecks() {
 		status := strings.ToLower(strings.TrimPrefix(c.GetStatus().String(), "STATUS_"))
-		facts = append(facts, fact{"Check " + c.GetName(), join(status, c.GetReason())})
+		facts = append(facts, fact{"Check " + c.GetName(), join("  ", status, c.GetReason())})
 	}
 	if m := i.GetMetrics(); m != nil {
 		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.GetCpu()*100)},

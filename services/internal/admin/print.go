@@ -70,24 +70,23 @@ var formats = []string{"table", "wide", "json", "yaml"}
 
 // outputFlag adds --output to a command.
 func outputFlag(cmd *cobra.Command) *format {
-	f := new(format)
-	*f = "table"
-	cmd.Flags().VarP((*formatValue)(f), "output", "o",
+	f := new(format("table"))
+	cmd.Flags().VarP(f, "output", "o",
 		"output format: table, wide (a table with more columns), json or yaml")
 	// This call fails only if the flag already has a completion function.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return f
 }
 
-type formatValue format
+func (f *format) String() string { return string(*f) }
+func (f *format) Type() string   { return "format" }
 
-func (v *formatValue) String() string { return string(*v) }
-func (v *formatValue) Type() string   { return "format" }
-func (v *formatValue) Set(text string) error {
+// Set implements pflag.Value.
+func (f *format) Set(text string) error {
 	if !slices.Contains(formats, text) {
 		return fmt.Errorf("want one of %s", strings.Join(formats, ", "))
 	}
-	*v = formatValue(text)
+	*f = format(text)
 	return nil
 }
 
@@ -128,10 +127,13 @@ func plain(texts ...string) []cell {
 	return cells
 }
 
-// table writes rows in aligned columns under a header. A column with a "+" before its name is only in the format
-// "wide", and one with a "-" is not in that format. A column with a "*" before its name, such as that of the shards, is
-// only there if the command asks several shards.
+// table writes rows in aligned columns under a header, and nothing if there are no rows. A column with a "+" before its
+// name is only in the format "wide", and one with a "-" is not in that format. A column with a "*" before its name, as
+// that of the shards, is only there if the command asks several shards.
 func (a *app) table(w io.Writer, head []string, rows [][]cell) error {
+	if len(rows) == 0 {
+		return nil
+	}
 	return a.columns(head).write(w, true, rows)
 }
 
@@ -273,9 +275,6 @@ const patience = time.Second
 
 // during runs the function `do`. If `do` takes more than a second, a message on standard error says what the program
 // waits for. On a terminal, the message also counts the seconds.
-func (a *app) during(what string, do func() error) error { return during(a, what, do) }
-
-// during is like [app.during], for a function with another result.
 func during[T any](a *app, what string, do func() T) T {
 	done := make(chan struct{})
 	var wg sync.WaitGroup

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/contexts"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/lastknown"
 )
 
 // The environment variables of settings that messages name.
@@ -113,7 +115,9 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	}
 	options := fleet.Options{Servers: servers, Via: via, IdentityDir: dir, Timeout: s.timeout, Now: a.Now, Rand: a.Rand}
 	if s.reader != nil {
-		options.LastKnown = &bucketReader{app: a, cmd: s.reader}
+		options.LastKnown = bucketReader(sync.OnceValues(func() (*lastknown.Reader, error) {
+			return a.lastKnown(s.reader)
+		}))
 	}
 	f := fleet.New(options)
 	identity, err := f.Identity()
@@ -133,10 +137,7 @@ func waysTo(servers []endpoints.Shard, text string) (map[string]tunnel.Way, erro
 	if err != nil {
 		return nil, &usageError{err: fmt.Errorf("--via: %w", err), hint: "--via us-west-2a=127.0.0.1:8993"}
 	}
-	var names []string
-	for _, shard := range servers {
-		names = append(names, shard.Name)
-	}
+	names := namesOf(servers)
 	for _, shard := range slices.Sorted(maps.Keys(ways)) {
 		if !slices.Contains(names, shard) {
 			return nil, &usageError{err: fmt.Errorf("--via: there is no address of shard %q in --servers; the "+
@@ -245,10 +246,7 @@ func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output forma
 	}
 	tellLastKnown(a, s, output, answers)
 	err = a.show(output, fleet.Answers[T]{Shards: answers}, func(w io.Writer) error { return table(w, answers) })
-	if failed := fleet.Failed(answers); len(failed) > 0 {
-		err = errors.Join(err, &shardsError{failed, len(answers)})
-	}
-	return err
+	return errors.Join(err, failuresOf(answers))
 }
 
 func whom(shards []string) string {

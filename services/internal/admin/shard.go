@@ -60,9 +60,6 @@ func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatus
 				strings.TrimPrefix(p.GetPath()+": "+p.GetMessage(), ": ")))
 		}
 	}
-	if len(rows) == 0 {
-		return nil
-	}
 	if err := a.table(w, []string{"SHARD", "LEADER", "+TERM", "HEIR", "+LEASE LEFT", "CONFIG",
 		"+GROUPS", "INSTANCES", "+CONNECTED", "ERRORS"}, rows); err != nil {
 		return err
@@ -132,9 +129,6 @@ func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatu
 			}
 			rows = append(rows, plain(answer.Shard, id, role, "", ""))
 		}
-	}
-	if len(rows) == 0 {
-		return nil
 	}
 	return a.table(w, []string{"*SHARD", "SERVER", "ROLE", "VERSION", "LEADS SINCE"}, rows)
 }

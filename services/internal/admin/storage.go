@@ -230,7 +230,7 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 		return err
 	}
 	defer cancel()
-	return a.during("working on "+s.location.Bucket, func() error {
+	return during(a, "working on "+s.location.Bucket, func() error {
 		var own map[string]objstore.Store
 		if needs.own {
 			var err error
@@ -249,9 +249,8 @@ func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 // openCluster opens the cluster in a bucket. Some shards may have their own buckets.
 func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.Store, own map[string]objstore.Store,
 	ring keyring.Ring) (*cluster, error) {
-	env, _ := tasks.Real() // ForEach waits for its own tasks
 	options := clusterstate.Options{Cluster: bucket, Shard: bucket, Elsewhere: own, ClusterID: s.cluster, Now: a.Now,
-		Rand: a.Rand, ForEach: env.ForEach}
+		Rand: a.Rand, ForEach: tasks.ForEach}
 	var err error
 	if options.ClusterID == "" {
 		if options.ClusterID, err = clusterOf(ctx, clusterstate.New(options)); err != nil {

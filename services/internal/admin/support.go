@@ -169,7 +169,7 @@ func (r *supportRun) readBucket(ctx context.Context) {
 			r.bundle.NoteUnread("name of the cluster", err)
 		}
 	}
-	err = r.during("listing "+r.location.Bucket, func() (err error) {
+	err = during(r.app, "listing "+r.location.Bucket, func() (err error) {
 		r.entries, err = bucket.List(ctx, "")
 		return err
 	})

@@ -85,8 +85,5 @@ func (a *app) writeVersions(w io.Writer, answers []versions) error {
 		}
 		rows = append(rows, row)
 	}
-	if len(rows) == 0 {
-		return nil
-	}
 	return a.table(w, []string{"SHARD", "LEADER", "AGENTS"}, rows)
 }

@@ -158,7 +158,9 @@ func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
 		return answer, err
 	}
 	request = prepared.(Q)
-	err = f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
+	within, cancel := context.WithTimeout(ctx, f.options.Timeout)
+	defer cancel()
+	err = f.reach(within, shard, func(ctx context.Context, c Client) (err error) {
 		answer, err = pages(ctx, c, method, request)
 		return err
 	})

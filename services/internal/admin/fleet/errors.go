@@ -71,13 +71,12 @@ func doctor(shard string) string {
 
 // explainError converts the error of a call to an Error.
 func explainError(shard string, err error, now time.Time) *Error {
-	var own *Error
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*Error](err); ok {
 		return own
 	}
 	addr := ""
-	var failed *operatorclient.Error
-	if errors.As(err, &failed) {
+	failed, ok := errors.AsType[*operatorclient.Error](err)
+	if ok {
 		addr, err = failed.Addr, failed.Err
 	}
 	e := &Error{Shard: shard, Code: status.Code(err), Message: status.Convert(err).Message(), err: err}
@@ -101,10 +100,9 @@ func explainError(shard string, err error, now time.Time) *Error {
 		e.Message += others(failed)
 		return e
 	}
-	var handshake *operatorclient.HandshakeError
-	if errors.As(err, &handshake) {
-		var network net.Error
-		e.err, e.refused = handshake.Cause, !errors.Is(handshake.Cause, io.EOF) && !errors.As(handshake.Cause, &network)
+	if handshake, ok := errors.AsType[*operatorclient.HandshakeError](err); ok {
+		_, network := errors.AsType[net.Error](handshake.Cause)
+		e.err, e.refused = handshake.Cause, !network && !errors.Is(handshake.Cause, io.EOF)
 		e.Message, e.Hint = explainHandshake(addr, handshake.Cause, now)
 		return e
 	}

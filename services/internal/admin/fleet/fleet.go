@@ -104,13 +104,6 @@ func (f *Fleet) Close() {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// call runs one unary call against a shard's leader, within the timeout.
-func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context, Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, f.options.Timeout)
-	defer cancel()
-	return f.reach(ctx, shard, do)
-}
-
 // reach runs `do` against a shard's leader, as [operatorclient.Client.Call] does. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	client := f.clients[shard]

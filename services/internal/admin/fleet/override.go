@@ -46,12 +46,18 @@ func OverrideTexts(g *nstancev1.GroupStatus, now time.Time) (texts []string) {
 
 // OverrideText says what the configuration has in place of an operator's value, and who set that value when.
 func OverrideText(o *nstancev1.GroupOverride, now time.Time) string {
-	parts := []string{"not configured", cmp.Or(o.GetBy(), "an operator")}
+	who := []string{cmp.Or(o.GetBy(), "an operator")}
+	if o.GetAt() != nil {
+		who = append(who, ago(now.Sub(o.GetAt().AsTime())))
+	}
+	return overrideText(o, who...)
+}
+
+// overrideText says what the configuration has in place of an operator's value, and how long that value stays.
+func overrideText(o *nstancev1.GroupOverride, who ...string) string {
+	parts := append([]string{"not configured"}, who...)
 	if o.GetConfigured() != "" {
 		parts[0] = "configured " + o.GetConfigured()
-	}
-	if o.GetAt() != nil {
-		parts = append(parts, ago(now.Sub(o.GetAt().AsTime())))
 	}
 	if o.GetPinned() && o.GetBy() != config.ByScaling { // only the leader changes it
 		parts = append(parts, "pinned")

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -214,7 +213,7 @@ func changedFields(before, after *nstancev1.GroupStatus) (fields []string) {
 		note := ""
 		switch {
 		case set != nil && !proto.Equal(old, set):
-			note = " (" + overrideNote(set) + ")"
+			note = " (" + overrideText(set) + ")"
 		case old != nil && set == nil:
 			note = " (configured)"
 		}
@@ -223,21 +222,6 @@ func changedFields(before, after *nstancev1.GroupStatus) (fields []string) {
 		}
 	}
 	return fields
-}
-
-// overrideNote says what the configuration has in place of a value that an operator is about to set.
-func overrideNote(o *nstancev1.GroupOverride) string {
-	parts := []string{"not configured"}
-	if o.GetConfigured() != "" {
-		parts[0] = "configured " + o.GetConfigured()
-	}
-	if o.GetPinned() {
-		parts = append(parts, "pinned")
-	}
-	if o.GetUntil() != nil {
-		parts = append(parts, "until "+o.GetUntil().AsTime().Format(time.RFC3339))
-	}
-	return strings.Join(parts, ", ")
 }
 
 func orNone(text string) string {

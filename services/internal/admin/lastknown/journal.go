@@ -78,7 +78,7 @@ func (v *view) events(ctx context.Context, since time.Time,
 		batch := parts[max(0, len(parts)-atOnce):]
 		parts = parts[:len(parts)-len(batch)]
 		read := make([][]record.Event, len(batch))
-		err := v.forEach(ctx, len(batch), atOnce, func(ctx context.Context, i int) error {
+		err := v.options.ForEach(ctx, len(batch), atOnce, func(ctx context.Context, i int) error {
 			var err error
 			read[i], err = ReadPart(ctx, v.bucket, batch[i])
 			if errors.Is(err, errDamaged) {

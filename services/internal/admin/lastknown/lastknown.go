@@ -26,6 +26,9 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
+// keepTime is how long an answer is given again without a look at the bucket.
+const keepTime = 15 * time.Second
+
 // Options configure [New]. All are required.
 type Options struct {
 	Bucket objstore.Store
@@ -36,18 +39,11 @@ type Options struct {
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	// Timeout limits one answer.
 	Timeout time.Duration
-	// Keep is how long an answer is given again without a look at the bucket.
-	Keep time.Duration
 }
 
 // Reader answers from the bucket. It is safe for concurrent use.
 type Reader struct {
-	cluster objstore.Store
-	own     func(ctx context.Context, shard string) (objstore.Store, error)
-	now     func() time.Time
-	forEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
-	timeout time.Duration
-	keep    time.Duration
+	options Options
 
 	mu   sync.Mutex
 	kept map[string]*answer
@@ -64,10 +60,7 @@ type answer struct {
 }
 
 // New returns a Reader.
-func New(o Options) *Reader {
-	return &Reader{cluster: o.Bucket, own: o.Own, now: o.Now, forEach: o.ForEach, timeout: o.Timeout, keep: o.Keep,
-		kept: map[string]*answer{}}
-}
+func New(o Options) *Reader { return &Reader{options: o, kept: map[string]*answer{}} }
 
 // ErrUnknown means that the bucket has no answer to a call.
 var ErrUnknown = errors.New("the bucket does not have it")
@@ -77,15 +70,12 @@ var ErrUnknown = errors.New("the bucket does not have it")
 // request is about something that the bucket does not have.
 func (r *Reader) Answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message, time.Time,
 	error) {
-	if r.keep == 0 {
-		return r.answer(ctx, shard, tenant, request)
-	}
 	a := r.keptAnswer(fmt.Sprintf("%s %s %T %v", shard, tenant, request, request))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.read.IsZero() || r.now().Sub(a.read) > r.keep {
+	if a.read.IsZero() || r.options.Now().Sub(a.read) > keepTime {
 		a.message, a.at, a.err = r.answer(ctx, shard, tenant, request)
-		a.read = r.now()
+		a.read = r.options.Now()
 		if ctx.Err() != nil {
 			a.read = time.Time{}
 		}
@@ -113,15 +103,14 @@ func (r *Reader) keptAnswer(question string) *answer {
 
 func (r *Reader) answer(ctx context.Context, shard, tenant string, request proto.Message) (proto.Message, time.Time,
 	error) {
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
-	bucket, err := r.own(ctx, shard)
+	bucket, err := r.options.Own(ctx, shard)
 	if err != nil {
 		return nil, time.Time{}, &unreadableError{err}
 	}
 	v := &view{Reader: r, bucket: bucket, shard: shard, tenant: tenant}
-	v.state = clusterstate.New(clusterstate.Options{Cluster: r.cluster, Shard: bucket, ShardID: shard, Now: r.now,
-		ForEach: r.forEach})
+	v.state = v.stateOf("")
 	var answer proto.Message
 	switch q := request.(type) {
 	case *nstancev1.ListEventsRequest:
@@ -177,11 +166,18 @@ type view struct {
 	living uint32
 }
 
+// stateOf returns the state of the shard in a cluster. A read that checks no cluster needs no cluster's ID.
+func (v *view) stateOf(cluster string) *clusterstate.State {
+	o := v.options
+	return clusterstate.New(clusterstate.Options{Cluster: o.Bucket, Shard: v.bucket, ShardID: v.shard,
+		ClusterID: cluster, Now: o.Now, ForEach: o.ForEach})
+}
+
 // lastWrite returns the time at which a leader last renewed the lock or wrote a part of the journal, by the bucket's
 // clock.
 func (v *view) lastWrite(ctx context.Context) (last time.Time, err error) {
 	for _, prefix := range []string{keys.Leader(v.shard), keys.JournalPrefix(v.shard)} {
-		entries, err := v.bucket.List(ctx, prefix)
+		entries, err := v.options.Bucket.List(ctx, prefix)
 		if err != nil {
 			return last, err
 		}
@@ -212,9 +208,7 @@ func (v *view) load(ctx context.Context) error {
 		return err
 	}
 	v.groups, _ = v.config.Merged(v.dynamic)
-	state := clusterstate.New(clusterstate.Options{Cluster: v.cluster, Shard: v.bucket, ShardID: v.shard,
-		ClusterID: v.config.Cluster.ID, Now: v.now, ForEach: v.forEach})
-	return state.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) {
+	return v.stateOf(v.config.Cluster.ID).LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) {
 		if rec.Group == "" {
 			return // an unused reservation
 		}
@@ -283,7 +277,7 @@ func lives(rec *record.Instance) bool {
 func (v *view) group(key config.GroupKey) *nstancev1.GroupStatus {
 	g := v.groups[key]
 	entry, overridden := v.dynamic.Get(key)
-	out := messages.Group(v.config, &g, entry, overridden, v.now())
+	out := messages.Group(v.config, &g, entry, overridden, v.options.Now())
 	settings := v.config.SettingsOf(key, v.dynamic)
 	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
 	out.Paused = g.Rollout.Paused
@@ -412,7 +406,7 @@ func (v *view) explain(ctx context.Context, q *nstancev1.ExplainGroupRequest) (p
 	if !ok {
 		return nil, fmt.Errorf("group %q: %w", name, ErrUnknown)
 	}
-	size, _ := g.SizeAt(v.now())
+	size, _ := g.SizeAt(v.options.Now())
 	answer := &nstancev1.ExplainGroupResponse{Group: name, Desired: uint32(size),
 		BlockedReason: "the shard has no leader, so nothing is planned or done"}
 	for i := range v.instances {

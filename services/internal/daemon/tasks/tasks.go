@@ -53,7 +53,7 @@ func Real() (env Env, wait func()) {
 					fn()
 				}()
 			},
-			ForEach: forEach,
+			ForEach: ForEach,
 			Rand:    rand.Reader,
 		}, func() {
 			mu.Lock()
@@ -79,7 +79,8 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func forEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
+// ForEach implements [Env].ForEach.
+func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
 	group, inner := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
 	for i := range n {
