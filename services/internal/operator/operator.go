@@ -14,7 +14,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -158,17 +157,15 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error
-	tried := slices.Clone(all.All())
-	slices.SortStableFunc(tried, func(a, b shards.Shard) int {
-		switch {
-		case a.State().Reachable == b.State().Reachable:
-			return 0
-		case a.State().Reachable:
-			return -1
+	var reachable, others []shards.Shard
+	for _, shard := range all.All() {
+		if shard.State().Reachable {
+			reachable = append(reachable, shard)
+		} else {
+			others = append(others, shard)
 		}
-		return 1
-	})
-	for _, shard := range tried {
+	}
+	for _, shard := range append(reachable, others...) {
 		answer, err := shard.API().RenewCertificate(ctx, &nstancev1.OperatorServiceRenewCertificateRequest{
 			PublicKey: key})
 		if err == nil {

@@ -29,8 +29,8 @@ var errOtherKey = errors.New("the certificate is for another key")
 type Identity struct {
 	Who  authority.Identity
 	Leaf *x509.Certificate
-	// load returns the certificate with its key. It is a function, so printing an Identity does not print the key.
-	load func() *tls.Certificate
+	// key returns the private key. It is a function, so printing an Identity does not print the key.
+	key func() ed25519.PrivateKey
 }
 
 // RenewAt returns the time at which the certificate is due for renewal, at two thirds of its life.
@@ -68,8 +68,7 @@ func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, te
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, err
 	}
-	pair := &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
-	return &Identity{Who: who, Leaf: leaf, load: func() *tls.Certificate { return pair }}, nil
+	return &Identity{Who: who, Leaf: leaf, key: func() ed25519.PrivateKey { return key }}, nil
 }
 
 // trustBundle is the cluster's CA bundle.
@@ -106,15 +105,13 @@ func (t *trustBundle) with(bundle []byte) *trustBundle {
 }
 
 // encodeKey encodes a key as PEM: PKCS #8 for the private part and PKIX for the public part.
-func encodeKey(key ed25519.PrivateKey) (private, public []byte, err error) {
-	if private, err = authority.EncodePrivateKey(key); err != nil {
-		return nil, nil, err
+func encodeKey(key ed25519.PrivateKey) (private, public []byte) {
+	private, err := authority.EncodePrivateKey(key)
+	der, publicErr := x509.MarshalPKIXPublicKey(key.Public())
+	if err := errors.Join(err, publicErr); err != nil {
+		panic("identity: " + err.Error()) // not reached: every Ed25519 key can be encoded
 	}
-	der, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode public key: %w", err)
-	}
-	return private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
+	return private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
 // renewHeader is the response header with which a server asks for an early renewal.
@@ -162,7 +159,8 @@ func (k *Keeper) TLS(shard string) (*tls.Config, error) {
 	if k.Now().After(identity.Leaf.NotAfter) {
 		return nil, &operatorclient.ExpiredError{At: identity.Leaf.NotAfter}
 	}
-	config.Certificates = []tls.Certificate{*identity.load()}
+	config.Certificates = []tls.Certificate{{Certificate: [][]byte{identity.Leaf.Raw}, PrivateKey: identity.key(),
+		Leaf: identity.Leaf}}
 	return config, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -101,11 +102,11 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	}
 	k.report(caSource, err)
 	k.roots.Store(roots)
-	key, secret, err := k.loadKey(ctx)
+	key, err := k.loadKey(ctx, stored)
 	if err != nil {
 		return err
 	}
-	identity, reason, err := k.loadIdentity(ctx, key, secret, roots)
+	identity, reason, err := k.loadIdentity(ctx, key, stored, roots)
 	if err != nil {
 		return err
 	}
@@ -133,14 +134,11 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s has no key %s", k.objectKey(k.CAConfigMap), CAKey)
 	}
 	roots, err := parseTrust([]byte(text))
+	for i := 0; err == nil && i < len(roots.certs); i++ {
+		err = authority.CheckCluster(roots.certs[i], k.Cluster)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey, err)
-	}
-	for _, cert := range roots.certs {
-		if err := authority.CheckCluster(cert, k.Cluster); err != nil {
-			return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey,
-				err)
-		}
 	}
 	return roots.with(k.sent), nil
 }
@@ -156,29 +154,25 @@ func (k *Keeper) report(source string, err error) {
 	k.Problems.Set(source, v1beta1.IdentityFailedReason, err)
 }
 
-// loadKey returns the stored key and the certificate's Secret, which is nil if there is none. If no key is stored,
-// loadKey stores a key and returns it.
-func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
-	certificate, err := k.readSecret(ctx, k.CertSecret)
-	if err != nil {
-		return nil, nil, err
-	}
+// loadKey returns the stored key. If no key is stored, loadKey stores a key and returns it. certificate is the
+// certificate's Secret, nil if there is none.
+func (k *Keeper) loadKey(ctx context.Context, certificate *corev1.Secret) (ed25519.PrivateKey, error) {
 	secret, err := k.readSecret(ctx, k.KeySecret)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if secret == nil {
 		key, err := k.createKey(ctx, keyOf(certificate))
 		if !apierrors.IsAlreadyExists(err) {
-			return key, certificate, err
+			return key, err
 		}
 		// During a rollout without leader election, another operator process may have stored its key first. If so, use
 		// that stored key.
 		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if secret == nil {
-			return nil, nil, fmt.Errorf("read Secret %s: it was deleted just after it was created",
+			return nil, fmt.Errorf("read Secret %s: it was deleted just after it was created",
 				k.objectKey(k.KeySecret))
 		}
 	}
@@ -192,20 +186,17 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 	}
 	key, err := authority.ParsePrivateKey(secret.Data[PrivateKey])
 	if err != nil {
-		return nil, nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to register again with a new nonce",
+		return nil, fmt.Errorf("secret %s, key %s: %w; delete the Secret to register again with a new nonce",
 			k.objectKey(k.KeySecret), PrivateKey, err)
 	}
-	_, public, err := encodeKey(key)
-	if err != nil {
-		return nil, nil, err
-	}
+	_, public := encodeKey(key)
 	if !bytes.Equal(secret.Data[PublicKey], public) {
 		secret.Data[PublicKey] = public
 		if err := k.Client.Update(ctx, secret); err != nil {
-			return nil, nil, fmt.Errorf("correct the public key in Secret %s: %w", k.objectKey(k.KeySecret), err)
+			return nil, fmt.Errorf("correct the public key in Secret %s: %w", k.objectKey(k.KeySecret), err)
 		}
 	}
-	return key, certificate, nil
+	return key, nil
 }
 
 // keyOf returns the key in the certificate's Secret, nil if there is none.
@@ -238,21 +229,15 @@ func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.Pr
 	if err != nil {
 		return nil, err
 	}
-	private, _, err := encodeKey(key)
-	if err != nil {
-		return nil, err
-	}
-	secret.Data[NextPrivateKey] = private
+	secret.Data[NextPrivateKey], _ = encodeKey(key)
 	return key, k.updateKeys(ctx, secret)
 }
 
 // replaceKey stores the key of the current certificate in the operator's key Secret. It removes the entry
 // NextPrivateKey.
-func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) (err error) {
+func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) error {
 	delete(secret.Data, NextPrivateKey)
-	if secret.Data[PrivateKey], secret.Data[PublicKey], err = encodeKey(key); err != nil {
-		return err
-	}
+	secret.Data[PrivateKey], secret.Data[PublicKey] = encodeKey(key)
 	return k.updateKeys(ctx, secret)
 }
 
@@ -271,11 +256,8 @@ func (k *Keeper) createKey(ctx context.Context, key ed25519.PrivateKey) (ed25519
 			return nil, err
 		}
 	}
-	private, public, err := encodeKey(key)
-	if err != nil {
-		return nil, err
-	}
-	err = k.Client.Create(ctx, &corev1.Secret{
+	private, public := encodeKey(key)
+	err := k.Client.Create(ctx, &corev1.Secret{
 		ObjectMeta: k.objectMeta(k.KeySecret),
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{PrivateKey: private, PublicKey: public},
@@ -302,10 +284,7 @@ func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secre
 	if !k.Now().Before(identity.Leaf.NotAfter) {
 		return nil, fmt.Errorf("the certificate expired at %s", identity.Leaf.NotAfter.UTC().Format(time.RFC3339)), nil
 	}
-	private, _, err := encodeKey(key)
-	if err != nil {
-		return nil, nil, err
-	}
+	private, _ := encodeKey(key)
 	if !bytes.Equal(secret.Data[corev1.TLSPrivateKeyKey], private) {
 		return identity, nil, k.storeCertificate(ctx, key, identity, nil)
 	}
@@ -316,10 +295,7 @@ func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secre
 // bundle is empty, the stored bundle stays.
 func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, identity *Identity,
 	bundle []byte) error {
-	private, _, err := encodeKey(key)
-	if err != nil {
-		return err
-	}
+	private, _ := encodeKey(key)
 	data := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
 		corev1.TLSPrivateKeyKey: private}
 	if len(bundle) > 0 {
@@ -333,13 +309,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Keep the entries of the Secret that are not in the map "data".
-		if secret.Data == nil {
-			secret.Data = map[string][]byte{}
-		}
-		for name, value := range data {
-			secret.Data[name] = value
-		}
+		maps.Copy(secret.Data, data) // keeps all other entries
 		err = k.Client.Update(ctx, secret)
 	}
 	if err != nil {
@@ -402,14 +372,8 @@ func (k *Keeper) checkSecrets(ctx context.Context) error {
 			"expires", next.Leaf.NotAfter)
 	}
 	identity := k.current.Load()
-	key, ok := identity.load().PrivateKey.(ed25519.PrivateKey)
-	if !ok {
-		return errors.New("the operator's key is not Ed25519") // not possible: parseCertificate has checked the key
-	}
-	private, public, err := encodeKey(key)
-	if err != nil {
-		return err
-	}
+	key := identity.key()
+	private, public := encodeKey(key)
 	want := map[string][]byte{corev1.TLSCertKey: authority.EncodeCertificate(identity.Leaf),
 		corev1.TLSPrivateKeyKey: private}
 	if len(k.sent) > 0 {

@@ -202,10 +202,7 @@ func (k *Keeper) refreshTrust(ctx context.Context) {
 // closes the present connections, because servers refuse the replaced key.
 func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	now := k.current.Load()
-	key, ok := now.load().PrivateKey.(ed25519.PrivateKey)
-	if !ok {
-		return errors.New("the operator's key is not Ed25519")
-	}
+	key := now.key()
 	secret, err := k.readSecret(ctx, k.KeySecret)
 	if err != nil {
 		return err
