@@ -37,6 +37,14 @@ func tarball(created time.Time, entries []entry) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+func (r *release) writeTarball(name string, entries []entry) error {
+	archive, err := tarball(r.Created, entries)
+	if err != nil {
+		return err
+	}
+	return r.write(name, archive)
+}
+
 func writeTar(w *tar.Writer, created time.Time, entries []entry) error {
 	for _, e := range entries {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: int64(e.mode),
@@ -71,11 +79,10 @@ func zipped(created time.Time, entries []entry) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// tree returns the files below the directory "dir" of the repository, sorted by name, as entries below the directory
-// "into". A link is stored as the file that it leads to. It leaves out directories of tests and of continuous
-// integration, and Terraform's working directories and states.
-func (r *release) tree(dir, into string) (entries []entry, err error) {
-	base := filepath.Join(r.Root, dir)
+// tree returns the files below the directory "base", sorted by name, as entries below the directory "into". A link is
+// stored as the file that it leads to. It leaves out directories of tests and of continuous integration, and
+// Terraform's working directories and states.
+func tree(base, into string) (entries []entry, err error) {
 	err = filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -129,17 +136,15 @@ var downloaded = []string{"nstance-agent", "nstance-server"}
 // trialPrograms run a cluster on one machine. They are released as one archive for each platform.
 var trialPrograms = []string{"dev-s3", "nstance-admin", "nstance-agent", "nstance-dev", "nstance-server", providerName}
 
+// trialPrefix is part of the names of these programs when they are compiled.
+const trialPrefix = "trial-"
+
 // imagePrograms are released as images.
 var imagePrograms = []string{"dev-s3", "nstance-admin", "nstance-operator", "nstance-server"}
 
 // binary returns the path of a compiled program.
 func (r *release) binary(program, platform string) string {
 	return filepath.Join(r.Work, "bin", program+"_"+strings.ReplaceAll(platform, "/", "_"))
-}
-
-// trialBinary returns the path of a compiled program of the archive nstance-dev.
-func (r *release) trialBinary(program, platform string) string {
-	return r.binary("trial-"+program, platform)
 }
 
 // architectures returns the architectures of all Linux platforms.
@@ -170,7 +175,7 @@ func (r *release) compile(ctx context.Context) error {
 		target.Trial = true
 		for _, program := range trialPrograms {
 			target.Package = packageOf(program)
-			if err := build.Compile(ctx, r.Root, target, r.trialBinary(program, platform)); err != nil {
+			if err := build.Compile(ctx, r.Root, target, r.binary(trialPrefix+program, platform)); err != nil {
 				return err
 			}
 		}
@@ -191,11 +196,7 @@ var trialReadme []byte
 // trial writes the archive nstance-dev for each platform: a cluster on one machine, with all programs that it starts
 // except tmux and tofu.
 func (r *release) trial(context.Context) error {
-	license, err := os.ReadFile(filepath.Join(r.Root, "LICENSE"))
-	if err != nil {
-		return err
-	}
-	example, err := r.tree("examples/local", "examples/local")
+	example, err := tree(filepath.Join(r.Root, "examples/local"), "examples/local")
 	if err != nil {
 		return err
 	}
@@ -203,63 +204,53 @@ func (r *release) trial(context.Context) error {
 	if err != nil {
 		return err
 	}
-	shared := append([]entry{{"LICENSE", 0o644, license}, {"README.md", 0o644, trialReadme},
+	shared := append([]entry{{"LICENSE", 0o644, r.License}, {"README.md", 0o644, trialReadme},
 		{"examples/config-tmux.jsonc", 0o644, config}}, example...)
-	for _, platform := range r.Platforms {
-		entries := slices.Clone(shared)
-		for _, program := range trialPrograms {
-			content, err := os.ReadFile(r.trialBinary(program, platform))
-			if err != nil {
-				return err
-			}
-			entries = append(entries, entry{program, 0o755, content})
-		}
-		name := "nstance-dev_" + r.Number + "_" + strings.ReplaceAll(platform, "/", "_")
-		for i := range entries {
-			entries[i].name = name + "/" + entries[i].name
-		}
-		archive, err := tarball(r.Created, entries)
-		if err != nil {
-			return err
-		}
-		if err := r.write(name+".tar.gz", archive); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.archive("nstance-dev", shared, trialPrefix, trialPrograms)
 }
 
 // archives writes an archive of all programs, one for each platform. It also writes each program that boot scripts
 // download as a separate file.
 func (r *release) archives(context.Context) error {
-	for _, platform := range r.Platforms {
-		suffix := "_" + r.Number + "_" + strings.ReplaceAll(platform, "/", "_")
-		folder := "nstance" + suffix + "/"
-		var entries []entry
-		for _, name := range []string{"CHANGELOG.md", "LICENSE", "README.md"} {
-			content, err := os.ReadFile(filepath.Join(r.Root, name))
-			if err != nil {
-				return err
-			}
-			entries = append(entries, entry{folder + name, 0o644, content})
-		}
-		for _, program := range programs {
-			content, err := os.ReadFile(r.binary(program, platform))
-			if err != nil {
-				return err
-			}
-			entries = append(entries, entry{folder + program, 0o755, content})
-			if strings.HasPrefix(platform, "linux/") && slices.Contains(downloaded, program) {
-				if err := r.write(program+suffix, content); err != nil {
-					return err
-				}
-			}
-		}
-		archive, err := tarball(r.Created, entries)
+	var shared []entry
+	for _, name := range []string{"CHANGELOG.md", "LICENSE", "README.md"} {
+		content, err := os.ReadFile(filepath.Join(r.Root, name))
 		if err != nil {
 			return err
 		}
-		if err := r.write("nstance"+suffix+".tar.gz", archive); err != nil {
+		shared = append(shared, entry{name, 0o644, content})
+	}
+	for _, architecture := range r.architectures() {
+		for _, program := range downloaded {
+			content, err := os.ReadFile(r.binary(program, "linux/"+architecture))
+			if err != nil {
+				return err
+			}
+			if err := r.write(program+"_"+r.Number+"_linux_"+architecture, content); err != nil {
+				return err
+			}
+		}
+	}
+	return r.archive("nstance", shared, "", programs)
+}
+
+// archive writes an archive with the shared files and the programs for each platform. The name of the archive is also
+// that of the folder in it. The prefix belongs to the names of the compiled programs.
+func (r *release) archive(name string, shared []entry, prefix string, programs []string) error {
+	for _, platform := range r.Platforms {
+		folder := name + "_" + r.Number + "_" + strings.ReplaceAll(platform, "/", "_")
+		var entries []entry
+		for _, e := range shared {
+			entries = append(entries, entry{folder + "/" + e.name, e.mode, e.content})
+		}
+		for _, program := range programs {
+			content, err := os.ReadFile(r.binary(prefix+program, platform))
+			if err != nil {
+				return err
+			}
+			entries = append(entries, entry{folder + "/" + program, 0o755, content})
+		}
+		if err := r.writeTarball(folder+".tar.gz", entries); err != nil {
 			return err
 		}
 	}

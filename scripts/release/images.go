@@ -27,16 +27,12 @@ import (
 
 // images writes an OCI archive of each image, with all architectures, and pushes the images if -push is set.
 func (r *release) images(ctx context.Context) error {
-	license, err := os.ReadFile(filepath.Join(r.Root, "LICENSE"))
-	if err != nil {
-		return err
-	}
 	if len(r.architectures()) == 0 {
 		return nil
 	}
 	for _, program := range imagePrograms {
 		spec := oci.Spec{Program: program, Version: r.Number, Revision: r.Revision, Created: r.Created,
-			License: license}
+			License: r.License}
 		for _, architecture := range r.architectures() {
 			spec.Binaries = append(spec.Binaries, oci.Binary{Architecture: architecture,
 				Path: r.binary(program, "linux/"+architecture)})
@@ -80,21 +76,12 @@ func (r *release) writeLayout(name string, content mutate.Appendable) error {
 	if err != nil {
 		return err
 	}
-	var entries []entry
-	err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		relative, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		content, err := os.ReadFile(path)
-		entries = append(entries, entry{filepath.ToSlash(relative), 0o644, content})
-		return err
-	})
+	entries, err := tree(dir, "")
 	if err != nil {
 		return err
+	}
+	for i := range entries {
+		entries[i].mode = 0o644 // the library makes the files executable
 	}
 	var out bytes.Buffer
 	if err := writeTar(tar.NewWriter(&out), r.Created, entries); err != nil {
@@ -139,17 +126,13 @@ func (r *release) monitoring() error {
 		if _, err := os.Stat(filepath.Join(r.Root, dir)); os.IsNotExist(err) {
 			continue
 		}
-		entries, err := r.tree(dir, folder+filepath.Base(dir))
+		entries, err := tree(filepath.Join(r.Root, dir), folder+filepath.Base(dir))
 		if err != nil {
 			return err
 		}
 		all = append(all, entries...)
 	}
-	archive, err := tarball(r.Created, all)
-	if err != nil {
-		return err
-	}
-	return r.write("nstance-monitoring_"+r.Number+".tar.gz", archive)
+	return r.writeTarball("nstance-monitoring_"+r.Number+".tar.gz", all)
 }
 
 // checkSeries checks that metadata.yaml lists the release's major and minor version. clusterctl refuses a release whose
@@ -182,7 +165,7 @@ func replaceOnce(content []byte, expression, replacement string) ([]byte, error)
 // chart writes the Helm chart as a package and as an OCI artifact, and pushes the artifact if images are pushed.
 func (r *release) chart(ctx context.Context) error {
 	const name = "nstance-operator"
-	entries, err := r.tree("services/operator/chart", name)
+	entries, err := tree(filepath.Join(r.Root, "services/operator/chart"), name)
 	if err != nil {
 		return err
 	}
@@ -250,20 +233,16 @@ func chartArtifact(about map[string]any, content []byte, created time.Time) (v1.
 		return nil, err
 	}
 	layer := static.NewLayer(content, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")
-	digest, err := layer.Digest()
+	configured, err := partial.Descriptor(static.NewLayer(config, "application/vnd.cncf.helm.config.v1+json"))
 	if err != nil {
 		return nil, err
 	}
-	configured := static.NewLayer(config, "application/vnd.cncf.helm.config.v1+json")
-	configDigest, err := configured.Digest()
+	packed, err := partial.Descriptor(layer)
 	if err != nil {
 		return nil, err
 	}
 	manifest, err := json.Marshal(v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,
-		Config: v1.Descriptor{MediaType: "application/vnd.cncf.helm.config.v1+json", Size: int64(len(config)),
-			Digest: configDigest},
-		Layers: []v1.Descriptor{{MediaType: "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
-			Size: int64(len(content)), Digest: digest}},
+		Config: *configured, Layers: []v1.Descriptor{*packed},
 		Annotations: map[string]string{
 			"org.opencontainers.image.title":   fmt.Sprint(about["name"]),
 			"org.opencontainers.image.version": fmt.Sprint(about["version"]),

@@ -49,6 +49,7 @@ type release struct {
 	Number   string // such as 0.2.0
 	Revision string // the commit
 	Created  time.Time
+	License  []byte
 	// Platforms are pairs such as linux/amd64.
 	Platforms []string
 	// URL is the address of the releases. The files of this release are at URL/Version.
@@ -140,6 +141,9 @@ func (r *release) prepare(ctx context.Context) (err error) {
 		}
 	}
 	if r.Created, err = build.Created(ctx, r.Root); err != nil {
+		return err
+	}
+	if r.License, err = os.ReadFile(filepath.Join(r.Root, "LICENSE")); err != nil {
 		return err
 	}
 	r.Keys, err = readKeys()

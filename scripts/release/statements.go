@@ -38,7 +38,7 @@ func (r *release) bills(context.Context) error {
 				continue
 			}
 			for _, part := range trialPrograms {
-				p.Binaries = append(p.Binaries, r.trialBinary(part, platform))
+				p.Binaries = append(p.Binaries, r.binary(trialPrefix+part, platform))
 			}
 		}
 		text, err := bill.CycloneDX(p, source+"/"+program+"/"+r.Version+"/"+r.Revision)

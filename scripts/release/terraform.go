@@ -24,16 +24,12 @@ func (r *release) provider(context.Context) error {
 	if err := r.write(listed[0], manifest); err != nil {
 		return err
 	}
-	license, err := os.ReadFile(filepath.Join(r.Root, "LICENSE"))
-	if err != nil {
-		return err
-	}
 	for _, platform := range r.Platforms {
 		content, err := os.ReadFile(r.binary(providerName, platform))
 		if err != nil {
 			return err
 		}
-		archive, err := zipped(r.Created, []entry{{"LICENSE", 0o644, license},
+		archive, err := zipped(r.Created, []entry{{"LICENSE", 0o644, r.License},
 			{providerName + "_" + r.Version, 0o755, content}})
 		if err != nil {
 			return err
@@ -77,13 +73,13 @@ func (r *release) modules(context.Context) error {
 	if semver.Prerelease(r.Version) != "" {
 		required = r.Number // Only an exact version permits a prerelease.
 	}
-	modules, err := r.tree("modules", "modules")
+	modules, err := tree(filepath.Join(r.Root, "modules"), "modules")
 	if err != nil {
 		return err
 	}
 	examples := []entry{}
 	for _, cloud := range []string{"aws", "gcp"} {
-		entries, err := r.tree("examples/"+cloud, "examples/"+cloud)
+		entries, err := tree(filepath.Join(r.Root, "examples", cloud), "examples/"+cloud)
 		if err != nil {
 			return err
 		}
@@ -107,11 +103,7 @@ func (r *release) modules(context.Context) error {
 			}
 			entries[i] = e
 		}
-		content, err := tarball(r.Created, entries)
-		if err != nil {
-			return err
-		}
-		if err := r.write(name, content); err != nil {
+		if err := r.writeTarball(name, entries); err != nil {
 			return err
 		}
 	}
