@@ -17,7 +17,6 @@ import (
 
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -228,7 +227,7 @@ func (s *store) take(c *collection, k key, file []byte) error {
 		return nil
 	}
 	name := pathOf(c, k)
-	content, err := s.parse(c, k, file)
+	content, err := parse(c, k, file)
 	if err != nil {
 		if s.broken[name] != string(file) {
 			s.broken[name] = string(file)
@@ -269,32 +268,16 @@ func (s *store) take(c *collection, k key, file []byte) error {
 	return nil
 }
 
-// parse parses a file. The path determines the object's type and name. The content may leave out the type and the name,
-// but must not contradict the path.
-func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error) {
+// parse parses a file. The path determines the object's type and name.
+func parse(c *collection, k key, file []byte) (map[string]any, error) {
 	content, err := decode(file)
 	if err != nil {
 		return nil, err
 	}
-	if m, ok := content["metadata"]; ok {
-		if _, ok := m.(map[string]any); !ok {
-			return nil, errors.New("metadata is not a JSON object")
-		}
-	}
-	if err := checkMeta(content); err != nil {
+	if err := checkType(c.resource.gvk(), k, content); err != nil {
 		return nil, err
 	}
-	m := meta(content)
-	delete(m, "resourceVersion")
-	for _, f := range []struct {
-		in          map[string]any
-		field, want string
-	}{{content, "apiVersion", c.resource.apiVersion()}, {content, "kind", c.resource.kind}, {m, "name", k.name},
-		{m, "namespace", k.namespace}} {
-		if got, ok := f.in[f.field]; ok && got != f.want {
-			return nil, fmt.Errorf("%s is %v, the path says %q", f.field, got, f.want)
-		}
-	}
+	delete(meta(content), "resourceVersion")
 	return content, nil
 }
 
@@ -377,19 +360,6 @@ func encode(o map[string]any) ([]byte, error) {
 	e.SetIndent("", "  ")
 	err := e.Encode(c)
 	return b.Bytes(), err
-}
-
-// checkMeta refuses metadata that typed clients cannot decode.
-func checkMeta(o map[string]any) error {
-	m, ok := o["metadata"].(map[string]any)
-	if !ok {
-		return nil
-	}
-	var typed metav1.ObjectMeta
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, &typed); err != nil {
-		return fmt.Errorf("metadata: %w", err)
-	}
-	return nil
 }
 
 func (s *store) read(name string) ([]byte, error) {

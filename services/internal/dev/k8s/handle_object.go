@@ -161,7 +161,7 @@ func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, par
 		return err
 	}
 	if err := checkType(r.gvk(), key{namespace: t.namespace}, o); err != nil {
-		return err
+		return apierrors.NewBadRequest(err.Error())
 	}
 	if t.name, err = nameOf(o); err != nil {
 		return err
@@ -232,7 +232,7 @@ func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, par
 			return nil, err
 		}
 		if err := checkType(t.gvk(), t.key(), wanted); err != nil {
-			return nil, err
+			return nil, apierrors.NewBadRequest(err.Error())
 		}
 		if t.sub == "scale" {
 			wanted, err = scaled(current, wanted)
@@ -327,8 +327,7 @@ func (h *handler) remove(t target, options metav1.DeleteOptions) (result map[str
 		}
 		items, _ := h.store.list(r, t.name)
 		for _, o := range items {
-			name, _ := meta(o)["name"].(string)
-			inside := target{resource: r, namespace: t.name, name: name}
+			inside := target{resource: r, namespace: t.name, name: keyOf(o).name}
 			if _, _, err := h.remove(inside, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				return nil, false, err
 			}
@@ -353,8 +352,7 @@ func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t t
 			continue
 		}
 		one := t
-		one.name, _ = meta(o)["name"].(string)
-		one.namespace, _ = meta(o)["namespace"].(string)
+		one.name, one.namespace = keyOf(o).name, keyOf(o).namespace
 		if _, _, err := h.remove(one, options); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
@@ -425,12 +423,8 @@ func scaled(current, scale map[string]any) (map[string]any, error) {
 
 // token issues a token, which dev-k8s never verifies.
 func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) error {
-	fields, err := readFields(req)
-	if err != nil {
-		return err
-	}
 	var r authentication.TokenRequest
-	if err := convert(fields, &r); err != nil {
+	if err := readInto(req, &r); err != nil {
 		return err
 	}
 	if _, ok := h.store.get(t.resource, t.key()); !ok {
@@ -457,12 +451,8 @@ func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) erro
 // evict deletes a pod. No PodDisruptionBudget forbids it, because nothing runs the pods.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
-	fields, err := readFields(req)
-	if err != nil {
-		return err
-	}
 	var eviction policy.Eviction
-	if err := convert(fields, &eviction); err != nil {
+	if err := readInto(req, &eviction); err != nil {
 		return err
 	}
 	if eviction.Name != "" && eviction.Name != t.name {

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 )
@@ -320,7 +321,7 @@ func TestScale(t *testing.T) {
 		metav1.CreateOptions{}))(t)
 	scale := must(c.Get(ctx, "a", metav1.GetOptions{}, "scale"))(t)
 	var s autoscaling.Scale
-	if err := convert(scale.Object, &s); err != nil || s.Spec.Replicas != 1 || s.Name != "a" ||
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(scale.Object, &s); err != nil || s.Spec.Replicas != 1 || s.Name != "a" ||
 		s.ResourceVersion == "" {
 		t.Errorf("scale: %v, %v", err, scale)
 	}

@@ -205,6 +205,18 @@ func readFields(req *http.Request) (map[string]any, error) {
 	return decodeBody(body)
 }
 
+// readInto is like readObject, and decodes the object into a typed one.
+func readInto(req *http.Request, object any) error {
+	body, err := readObject(req)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, object); err != nil {
+		return apierrors.NewBadRequest("the body: " + err.Error())
+	}
+	return nil
+}
+
 func unsupported(message string) *apierrors.StatusError {
 	return refusal(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, message)
 }
@@ -270,14 +282,6 @@ func statusOf(err error) metav1.Status {
 	status := known.Status()
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	return status
-}
-
-// convert converts a JSON object to a typed one.
-func convert(from map[string]any, to any) error {
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(from, to); err != nil {
-		return apierrors.NewBadRequest(err.Error())
-	}
-	return nil
 }
 
 // The content types of patches.

@@ -1,7 +1,9 @@
 package k8s
 
 import (
+	"cmp"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
 )
@@ -21,39 +24,43 @@ import (
 // These rules are from the Kubernetes API conventions. They determine what a request may change.
 // https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md
 
-// checkType refuses a body with another type or name than the path.
+// checkType returns an error if an object has another type or name than its path. It may leave them out.
 func checkType(gvk schema.GroupVersionKind, k key, o map[string]any) error {
-	if v, ok := o["apiVersion"]; ok && v != gvk.GroupVersion().String() {
-		return apierrors.NewBadRequest(fmt.Sprintf("apiVersion is %v, the path is for %s", v, gvk.GroupVersion()))
-	}
-	if v, ok := o["kind"]; ok && v != gvk.Kind {
-		return apierrors.NewBadRequest(fmt.Sprintf("kind is %v, the path is for %s", v, gvk.Kind))
-	}
-	if m, ok := o["metadata"]; ok {
-		if _, ok := m.(map[string]any); !ok {
-			return apierrors.NewBadRequest("metadata is not a JSON object")
-		}
-	}
 	if err := checkMeta(o); err != nil {
-		return apierrors.NewBadRequest(err.Error())
+		return err
 	}
 	m := meta(o)
-	if v, _ := m["name"].(string); k.name != "" && v != "" && v != k.name {
-		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) is not the name in the path (%s)", v,
-			k.name))
-	}
-	if v, _ := m["namespace"].(string); v != "" && v != k.namespace {
-		return apierrors.NewBadRequest(
-			fmt.Sprintf("the namespace of the object (%s) is not the namespace in the path (%s)", v, k.namespace))
+	for _, f := range []struct {
+		in          map[string]any
+		field, want string
+	}{{o, "apiVersion", gvk.GroupVersion().String()}, {o, "kind", gvk.Kind}, {m, "name", cmp.Or(k.name, keyOf(o).name)},
+		{m, "namespace", k.namespace}} {
+		if got, ok := f.in[f.field]; ok && got != "" && got != f.want {
+			return fmt.Errorf("%s is %v, the path says %q", f.field, got, f.want)
+		}
 	}
 	delete(m, "managedFields") // server-side apply is not supported
 	return nil
 }
 
+// checkMeta refuses metadata that typed clients cannot decode.
+func checkMeta(o map[string]any) error {
+	switch m := o["metadata"].(type) {
+	case nil:
+		return nil
+	case map[string]any:
+		var typed metav1.ObjectMeta
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, &typed); err != nil {
+			return fmt.Errorf("metadata: %w", err)
+		}
+		return nil
+	}
+	return errors.New("metadata is not a JSON object")
+}
+
 // nameOf returns the name of a new object. It generates one if only generateName is set.
 func nameOf(o map[string]any) (string, error) {
-	m := meta(o)
-	name, _ := m["name"].(string)
+	m, name := meta(o), keyOf(o).name
 	if name == "" {
 		base, _ := m["generateName"].(string)
 		if base == "" {
@@ -259,19 +266,9 @@ func (r *resource) selectable(field string) bool {
 }
 
 func (s selector) matches(o map[string]any) bool {
-	m := meta(o)
-	if s.namespace != "" && m["namespace"] != s.namespace {
+	if s.namespace != "" && keyOf(o).namespace != s.namespace ||
+		!s.labels.Matches(labels.Set((&unstructured.Unstructured{Object: o}).GetLabels())) {
 		return false
-	}
-	if !s.labels.Empty() {
-		set := labels.Set{}
-		all, _ := m["labels"].(map[string]any)
-		for name, v := range all {
-			set[name], _ = v.(string)
-		}
-		if !s.labels.Matches(set) {
-			return false
-		}
 	}
 	return s.fields.Empty() || s.fields.Matches(fieldsOf(s.resource.shows(o)))
 }

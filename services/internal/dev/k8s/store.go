@@ -271,6 +271,11 @@ func meta(o map[string]any) map[string]any {
 	return m
 }
 
+func keyOf(o map[string]any) key {
+	u := &unstructured.Unstructured{Object: o}
+	return key{u.GetNamespace(), u.GetName()}
+}
+
 func owners(o map[string]any) []metav1.OwnerReference {
 	return (&unstructured.Unstructured{Object: o}).GetOwnerReferences()
 }
@@ -324,23 +329,20 @@ func (s *store) sweep() {
 			default:
 				continue
 			}
-			m := meta(o)
-			namespace, _ := m["namespace"].(string)
-			name, _ := m["name"].(string)
-			k := key{namespace, name}
+			k := keyOf(o)
 			_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 				// collect has read the object without holding the lock. If another writer has changed the object since
 				// then, do not delete it.
-				if current == nil || meta(current)["resourceVersion"] != m["resourceVersion"] {
+				if current == nil || meta(current)["resourceVersion"] != meta(o)["resourceVersion"] {
 					return current, nil
 				}
 				return s.deleted(r, current), nil
 			})
 			if err != nil {
-				s.log.Warn("collect object", "resource", r.name, "namespace", namespace, "name", name, "error", err)
+				s.log.Warn("collect object", "resource", r.name, "namespace", k.namespace, "name", k.name, "error", err)
 				continue
 			}
-			s.log.Debug("collected object", "resource", r.name, "namespace", namespace, "name", name, "reason", why)
+			s.log.Debug("collected object", "resource", r.name, "namespace", k.namespace, "name", k.name, "reason", why)
 		}
 	}
 }
@@ -350,10 +352,9 @@ func (s *store) orphan(o map[string]any) bool {
 	if meta(o)["deletionTimestamp"] != nil {
 		return false // already being deleted
 	}
-	namespace, _ := meta(o)["namespace"].(string)
 	list := owners(o)
 	for _, owner := range list {
-		if s.owns(owner, namespace) {
+		if s.owns(owner, keyOf(o).namespace) {
 			return false
 		}
 	}
