@@ -48,13 +48,10 @@ func (l CertLog) Encode() ([]byte, error) {
 	for i := range l.Issued {
 		utc(&l.Issued[i].NotAfter)
 	}
-	return encode("certificate log", l)
+	return encode(l)
 }
 
-// DecodeCertLog parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the entry.
-func DecodeCertLog(data []byte) (CertLog, error) {
-	return decode[CertLog]("certificate log", data, CertLogSchema)
-}
+func (CertLog) kind() (string, int) { return "certificate log", CertLogSchema }
 
 // Validate returns an error that lists everything wrong with the entry.
 func (l CertLog) Validate() error {
@@ -93,14 +90,9 @@ type AgentKey struct {
 }
 
 // Encode checks the agent key and returns it as one line of JSON.
-func (k AgentKey) Encode() ([]byte, error) {
-	return encode("agent key", k)
-}
+func (k AgentKey) Encode() ([]byte, error) { return encode(k) }
 
-// DecodeAgentKey parses an agent key strictly and checks it. The error is [ErrNewer] if a newer program wrote it.
-func DecodeAgentKey(data []byte) (AgentKey, error) {
-	return decode[AgentKey]("agent key", data, AgentKeySchema)
-}
+func (AgentKey) kind() (string, int) { return "agent key", AgentKeySchema }
 
 // Validate returns an error that lists everything wrong with the agent key.
 func (k AgentKey) Validate() error {

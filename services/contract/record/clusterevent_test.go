@@ -16,18 +16,19 @@ func TestClusterEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := record.DecodeClusterEvent(body); err != nil || got != e {
+	if got, err := record.Decode[record.ClusterEvent](body); err != nil || got != e {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for text, want := range map[string]string{
 		`{"schema": 1}`:               "kind",
 		`{"schema": 1, "value": "x"}`: "unknown field",
 	} {
-		if _, err := record.DecodeClusterEvent([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := record.Decode[record.ClusterEvent]([]byte(text))
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if _, err := record.DecodeClusterEvent([]byte(`{"schema": 9}`)); !errors.Is(err, record.ErrNewer) {
+	if _, err := record.Decode[record.ClusterEvent]([]byte(`{"schema": 9}`)); !errors.Is(err, record.ErrNewer) {
 		t.Error(err)
 	}
 }

@@ -14,12 +14,18 @@ const MaxSize = 256 << 10
 // ErrNewer means that a document has a schema version that this program does not know: it was written by a newer one.
 var ErrNewer = errors.New("written by a newer version of nstance")
 
-// document is a document of this package. Validate returns an error that lists everything wrong with it.
-type document interface{ Validate() error }
+// document is a document of this package. Validate returns an error that lists everything wrong with it. kind returns
+// its name for messages, and the newest version of its schema.
+type document interface {
+	Validate() error
+	kind() (what string, newest int)
+}
 
-// decode reads one JSON document and checks it. It returns the zero document with an error.
-func decode[D document](what string, data []byte, newest int) (D, error) {
+// Decode parses a document strictly and checks it. The error is [ErrNewer] if a newer program wrote the document. With
+// an error, Decode returns the zero document.
+func Decode[D document](data []byte) (D, error) {
 	var d, none D
+	what, newest := d.kind()
 	if err := parse(what, data, newest, &d); err != nil {
 		return none, err
 	}
@@ -99,10 +105,11 @@ func checkNames(dec *json.Decoder, depth int) error {
 }
 
 // encode checks one document and writes it on one line.
-func encode(what string, d document) ([]byte, error) {
+func encode(d document) ([]byte, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
+	what, _ := d.kind()
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)

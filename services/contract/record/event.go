@@ -170,14 +170,10 @@ type ClusterEvent struct {
 // Encode checks the entry and returns it as one line of JSON, with times in UTC.
 func (e ClusterEvent) Encode() ([]byte, error) {
 	utc(&e.At)
-	return encode("cluster event", e)
+	return encode(e)
 }
 
-// DecodeClusterEvent parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the
-// entry.
-func DecodeClusterEvent(data []byte) (ClusterEvent, error) {
-	return decode[ClusterEvent]("cluster event", data, ClusterEventSchema)
-}
+func (ClusterEvent) kind() (string, int) { return "cluster event", ClusterEventSchema }
 
 // Validate returns an error that lists everything wrong with the entry.
 func (e ClusterEvent) Validate() error {

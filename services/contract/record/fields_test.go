@@ -107,7 +107,7 @@ func TestReportsGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gotReport, err := record.DecodeServerReport(golden(t, "serverreport.json", data))
+	gotReport, err := record.Decode[record.ServerReport](golden(t, "serverreport.json", data))
 	if err != nil || gotReport != report {
 		t.Errorf("%+v, %v", gotReport, err)
 	}
@@ -116,7 +116,7 @@ func TestReportsGolden(t *testing.T) {
 	if data, err = home.Encode(); err != nil {
 		t.Fatal(err)
 	}
-	gotHome, err := record.DecodeHome(golden(t, "home.json", data))
+	gotHome, err := record.Decode[record.Home](golden(t, "home.json", data))
 	if err != nil || !reflect.DeepEqual(gotHome, home) {
 		t.Errorf("%+v, %v", gotHome, err)
 	}
@@ -125,7 +125,7 @@ func TestReportsGolden(t *testing.T) {
 	if data, err = event.Encode(); err != nil {
 		t.Fatal(err)
 	}
-	gotEvent, err := record.DecodeClusterEvent(golden(t, "clusterevent.json", data))
+	gotEvent, err := record.Decode[record.ClusterEvent](golden(t, "clusterevent.json", data))
 	if err != nil || gotEvent != event {
 		t.Errorf("%+v, %v", gotEvent, err)
 	}

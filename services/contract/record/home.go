@@ -79,11 +79,10 @@ func (h Home) String() string {
 // Encode checks the home and returns it as one line of JSON, with times in UTC.
 func (h Home) Encode() ([]byte, error) {
 	utc(&h.RestoredAt, &h.SnapshotAt)
-	return encode("home", h)
+	return encode(h)
 }
 
-// DecodeHome parses a home strictly and checks it. The error is [ErrNewer] if a newer program wrote the home.
-func DecodeHome(data []byte) (Home, error) { return decode[Home]("home", data, HomeSchema) }
+func (Home) kind() (string, int) { return "home", HomeSchema }
 
 // Validate returns an error that lists everything wrong with the home.
 func (h Home) Validate() error {
@@ -125,14 +124,10 @@ type ServerReport struct {
 // Encode checks the report and returns it as one line of JSON, with times in UTC.
 func (r ServerReport) Encode() ([]byte, error) {
 	utc(&r.ReportedAt)
-	return encode("server report", r)
+	return encode(r)
 }
 
-// DecodeServerReport parses a report strictly and checks it. The error is [ErrNewer] if a newer program wrote the
-// report.
-func DecodeServerReport(data []byte) (ServerReport, error) {
-	return decode[ServerReport]("server report", data, ServerReportSchema)
-}
+func (ServerReport) kind() (string, int) { return "server report", ServerReportSchema }
 
 // Validate returns an error that lists everything wrong with the report.
 func (r ServerReport) Validate() error {
@@ -175,7 +170,7 @@ type Applied struct {
 
 // Encode checks the document and returns its bytes.
 func (a Applied) Encode() ([]byte, error) {
-	head, err := encode("applied configuration", a) // ends in a line break
+	head, err := encode(a) // ends in a line break
 	if err != nil {
 		return nil, err
 	}
@@ -194,12 +189,14 @@ func DecodeApplied(data []byte) (Applied, error) {
 		return Applied{}, fmt.Errorf("decode applied configuration: it has %d bytes, at most %d are allowed", len(body),
 			MaxConfig)
 	}
-	a, err := decode[Applied]("applied configuration", head, AppliedSchema)
+	a, err := Decode[Applied](head)
 	if err == nil {
 		a.Body = bytes.Clone(body)
 	}
 	return a, err
 }
+
+func (Applied) kind() (string, int) { return "applied configuration", AppliedSchema }
 
 // Validate returns an error that lists everything wrong with the document.
 func (a Applied) Validate() error {

@@ -81,14 +81,10 @@ func (i Instance) Encode() ([]byte, error) {
 	if i.Spare != nil {
 		utc(&i.Spare.PromotedAt, &i.Spare.AsleepAt)
 	}
-	return encode("instance record", i)
+	return encode(i)
 }
 
-// DecodeInstance parses an instance record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
-// record.
-func DecodeInstance(data []byte) (Instance, error) {
-	return decode[Instance]("instance record", data, InstanceSchema)
-}
+func (Instance) kind() (string, int) { return "instance record", InstanceSchema }
 
 // Validate returns an error that lists everything wrong with the record.
 func (i Instance) Validate() error {

@@ -93,12 +93,14 @@ func EncodeLock(l Lock) ([]byte, error) {
 		l.Schema = 1
 	}
 	l.RenewedAt = l.RenewedAt.UTC().Truncate(time.Second)
-	return encode("lock", l)
+	return encode(l)
 }
 
 // DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are
 // errors. A server must not take over a lock that it cannot read, because it does not know how long to wait.
-func DecodeLock(data []byte) (Lock, error) { return decode[Lock]("lock", data, lockSchema) }
+func DecodeLock(data []byte) (Lock, error) { return Decode[Lock](data) }
+
+func (Lock) kind() (string, int) { return "lock", lockSchema }
 
 // Validate returns an error that lists everything wrong with the lock.
 func (l Lock) Validate() error {

@@ -69,14 +69,10 @@ func (o Operator) Removed() bool { return !o.RemovedAt.IsZero() }
 func (o Operator) Encode() ([]byte, error) {
 	o.PublicKey, o.PreviousKey = slices.Clone(o.PublicKey), slices.Clone(o.PreviousKey)
 	utc(&o.CreatedAt, &o.RemovedAt, &o.NonceExpires, &o.Certificate.NotAfter)
-	return encode("operator record", o)
+	return encode(o)
 }
 
-// DecodeOperator parses an operator record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
-// record.
-func DecodeOperator(data []byte) (Operator, error) {
-	return decode[Operator]("operator record", data, OperatorSchema)
-}
+func (Operator) kind() (string, int) { return "operator record", OperatorSchema }
 
 // Validate returns an error that lists everything wrong with the record.
 func (o Operator) Validate() error {

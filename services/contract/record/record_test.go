@@ -129,7 +129,7 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := record.DecodeInstance(golden(t, "instance-"+string(state)+".json", data))
+		got, err := record.Decode[record.Instance](golden(t, "instance-"+string(state)+".json", data))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gotOp, err := record.DecodeOperator(golden(t, "operator.json", op))
+	gotOp, err := record.Decode[record.Operator](golden(t, "operator.json", op))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gotLog, err := record.DecodeCertLog(golden(t, "certlog.json", entry))
+	gotLog, err := record.Decode[record.CertLog](golden(t, "certlog.json", entry))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gotKey, err := record.DecodeAgentKey(golden(t, "agentkey.json", key))
+	gotKey, err := record.Decode[record.AgentKey](golden(t, "agentkey.json", key))
 	if err != nil || gotKey != agentKey(t) {
 		t.Errorf("%+v, %v", gotKey, err)
 	}
@@ -447,7 +447,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"size", string(data) + strings.Repeat(" ", record.MaxSize), "at most"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := record.DecodeInstance([]byte(c.doc))
+			_, err := record.Decode[record.Instance]([]byte(c.doc))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
@@ -547,12 +547,12 @@ func fuzz[T interface{ Encode() ([]byte, error) }](f *testing.F, decode func([]b
 
 func FuzzInstance(f *testing.F) {
 	all := life(f)
-	fuzz(f, record.DecodeInstance, all[record.Reserved], all[record.Created], all[record.Registered],
+	fuzz(f, record.Decode[record.Instance], all[record.Reserved], all[record.Created], all[record.Registered],
 		all[record.Deleting], all[record.Deleted])
 }
 
-func FuzzOperator(f *testing.F) { fuzz(f, record.DecodeOperator, operator(f)) }
+func FuzzOperator(f *testing.F) { fuzz(f, record.Decode[record.Operator], operator(f)) }
 
-func FuzzAgentKey(f *testing.F) { fuzz(f, record.DecodeAgentKey, agentKey(f)) }
+func FuzzAgentKey(f *testing.F) { fuzz(f, record.Decode[record.AgentKey], agentKey(f)) }
 
-func FuzzCertLog(f *testing.F) { fuzz(f, record.DecodeCertLog, certlog(f)) }
+func FuzzCertLog(f *testing.F) { fuzz(f, record.Decode[record.CertLog], certlog(f)) }

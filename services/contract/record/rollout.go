@@ -80,13 +80,10 @@ func (r Rollout) Encode() ([]byte, error) {
 		utc(&good.At)
 		r.Good = &good
 	}
-	return encode("rollout", r)
+	return encode(r)
 }
 
-// DecodeRollout parses the document strictly and checks it. The error is [ErrNewer] if a newer program wrote it.
-func DecodeRollout(data []byte) (Rollout, error) {
-	return decode[Rollout]("rollout", data, RolloutSchema)
-}
+func (Rollout) kind() (string, int) { return "rollout", RolloutSchema }
 
 // Validate returns an error that lists everything wrong with the document.
 func (r Rollout) Validate() error {

@@ -27,7 +27,7 @@ func TestRollout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := record.DecodeRollout(golden(t, "rollout.json", data))
+	got, err := record.Decode[record.Rollout](golden(t, "rollout.json", data))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestRollout(t *testing.T) {
 		}
 	}
 	unknown := bytes.Replace(data, []byte(`"schema"`), []byte(`"later":1,"schema"`), 1)
-	if _, err := record.DecodeRollout(unknown); err == nil || !strings.Contains(err.Error(), "later") {
+	if _, err := record.Decode[record.Rollout](unknown); err == nil || !strings.Contains(err.Error(), "later") {
 		t.Errorf("an unknown field: %v", err)
 	}
 }
@@ -74,4 +74,4 @@ func TestGroupVersion(t *testing.T) {
 	}
 }
 
-func FuzzRollout(f *testing.F) { fuzz(f, record.DecodeRollout, rollout()) }
+func FuzzRollout(f *testing.F) { fuzz(f, record.Decode[record.Rollout], rollout()) }

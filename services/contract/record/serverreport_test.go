@@ -14,7 +14,7 @@ func TestServerReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := record.DecodeServerReport(body); err != nil || got != want {
+	if got, err := record.Decode[record.ServerReport](body); err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, change := range []func(*record.ServerReport){

@@ -132,7 +132,7 @@ func readClusterJournal(ctx context.Context, bucket objstore.Store, from time.Ti
 		if err != nil {
 			return nil, fmt.Errorf("read the cluster's journal: %w", err)
 		}
-		e, err := record.DecodeClusterEvent(object.Body)
+		e, err := record.Decode[record.ClusterEvent](object.Body)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", entry.Key, err)
 		}

@@ -449,7 +449,7 @@ func (r *restored) countRecords(ctx context.Context, shard string) (map[config.G
 		if err != nil {
 			return nil, err
 		}
-		rec, err := record.DecodeInstance(object.Body)
+		rec, err := record.Decode[record.Instance](object.Body)
 		if err != nil || rec.Group == "" || rec.State == record.Deleting || rec.State == record.Deleted {
 			continue
 		}

@@ -223,10 +223,10 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	}
 	switch key.Kind {
 	case keys.KindClusterOperator:
-		rec, err := record.DecodeOperator(object.Body)
+		rec, err := record.Decode[record.Operator](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
 	case keys.KindAgentKey:
-		rec, err := record.DecodeAgentKey(object.Body)
+		rec, err := record.Decode[record.AgentKey](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id))
 	case keys.KindConfig:
 		shard, problems := config.ParseStored(entry.Key, object.Body)
@@ -244,24 +244,24 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		_, err := record.DecodeApplied(object.Body)
 		return err
 	case keys.KindRollout:
-		rec, err := record.DecodeRollout(object.Body)
+		rec, err := record.Decode[record.Rollout](object.Body)
 		return errors.Join(err, same(err, rec.Tenant, key.Tenant, rec.Group, key.Name))
 	case keys.KindHome:
-		_, err := record.DecodeHome(object.Body)
+		_, err := record.Decode[record.Home](object.Body)
 		return err
 	case keys.KindServerReport:
-		_, err := record.DecodeServerReport(object.Body)
+		_, err := record.Decode[record.ServerReport](object.Body)
 		return err
 	case keys.KindInstance:
-		rec, err := record.DecodeInstance(object.Body)
+		rec, err := record.Decode[record.Instance](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
 			rec.ID.Storage(), key.ID))
 	case keys.KindCertLog:
-		rec, err := record.DecodeCertLog(object.Body)
+		rec, err := record.Decode[record.CertLog](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
 			rec.Instance.Storage(), key.ID))
 	case keys.KindClusterJournal:
-		_, err := record.DecodeClusterEvent(object.Body)
+		_, err := record.Decode[record.ClusterEvent](object.Body)
 		return err
 	case keys.KindJournal:
 		_, err := record.DecodeEvents(object.Body)

@@ -54,7 +54,7 @@ func TestServerWithACopyOfTheBucketDoesNotLead(t *testing.T) {
 	if err := p.end(); err != nil {
 		t.Fatal(err)
 	}
-	home, err := record.DecodeHome(r.get(keys.Home("a")))
+	home, err := record.Decode[record.Home](r.get(keys.Home("a")))
 	if err != nil || len(home.Buckets) != 1 || home.Buckets[0].Name != "prod" || home.OrphansWait {
 		t.Fatalf("home %+v, %v", home, err)
 	}

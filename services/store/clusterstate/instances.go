@@ -39,7 +39,7 @@ func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (re
 	token objstore.Token, err error) {
 	defer explain(&err, "read instance %s", id)
 	return read(ctx, s.options.Shard, keys.Instance(s.options.ShardID, tenant, id.Storage()),
-		checked(record.DecodeInstance, func(rec record.Instance) error { return s.ours(rec, tenant, id) }))
+		checked(record.Decode[record.Instance], func(rec record.Instance) error { return s.ours(rec, tenant, id) }))
 }
 
 func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
@@ -184,7 +184,7 @@ func (s *State) TakeKey(ctx context.Context, key ed25519.PublicKey, tenant strin
 		}
 		return nil
 	}
-	have, _, err := read(ctx, s.options.Cluster, name, orDamaged(record.DecodeAgentKey))
+	have, _, err := read(ctx, s.options.Cluster, name, orDamaged(record.Decode[record.AgentKey]))
 	if err != nil {
 		return fail(fmt.Errorf("%s: %w", name, err))
 	}

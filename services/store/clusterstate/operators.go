@@ -65,7 +65,7 @@ func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (re
 	token objstore.Token, err error) {
 	defer explain(&err, "read operator %s", id)
 	return readSigned(ctx, s, s.options.Cluster, keys.ClusterOperator(tenant, id.Storage()),
-		checked(record.DecodeOperator, func(rec record.Operator) error {
+		checked(record.Decode[record.Operator], func(rec record.Operator) error {
 			return errors.Join(belongs("cluster", rec.Cluster, s.options.ClusterID),
 				belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
 		}))
@@ -77,7 +77,7 @@ func (s *State) UnverifiedOperator(ctx context.Context, tenant string, id ident.
 	token objstore.Token, err error) {
 	defer explain(&err, "read operator %s", id)
 	return read(ctx, s.options.Cluster, keys.ClusterOperator(tenant, id.Storage()),
-		orDamaged(unverified(record.DecodeOperator)))
+		orDamaged(unverified(record.Decode[record.Operator])))
 }
 
 // ListOperators reads the records of a tenant's operators, tombstones included, sorted by tenant and age. An empty

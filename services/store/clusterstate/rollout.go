@@ -50,7 +50,7 @@ func (s *State) UnverifiedRollouts(ctx context.Context) (all []record.Rollout, e
 		if err != nil {
 			return nil, err
 		}
-		if doc, err := unverified(record.DecodeRollout)(object.Body); err == nil {
+		if doc, err := unverified(record.Decode[record.Rollout])(object.Body); err == nil {
 			all = append(all, doc)
 		}
 	}
@@ -79,7 +79,7 @@ func (s *State) readRollout(ctx context.Context, key string) (StoredRollout, err
 		var doc record.Rollout
 		opened, failed := s.openDocument(ctx, key, object.Body, before)
 		if err = failed; err == nil {
-			doc, err = record.DecodeRollout(opened.Content)
+			doc, err = record.Decode[record.Rollout](opened.Content)
 		}
 		if err == nil {
 			err = errors.Join(belongs("tenant", doc.Tenant, parsed.Tenant), belongs("group", doc.Group, parsed.Name))

@@ -207,7 +207,7 @@ func (s *State) ListCertLog(ctx context.Context, tenant string) (_ []record.Cert
 	}
 	return load(ctx, s, len(entries), func(ctx context.Context, i int) (_ record.CertLog, err error) {
 		defer explain(&err, "%s", entries[i].Key)
-		entry, _, err := read(ctx, s.options.Shard, entries[i].Key, checked(record.DecodeCertLog, s.oursCertLog))
+		entry, _, err := read(ctx, s.options.Shard, entries[i].Key, checked(record.Decode, s.oursCertLog))
 		return entry, err
 	})
 }
@@ -243,7 +243,7 @@ func BucketAt(at objstore.Location) record.Bucket {
 // shard.
 func (s *State) ReadHome(ctx context.Context) (_ record.Home, _ objstore.Token, err error) {
 	defer explain(&err, "read the home of shard %s", s.options.ShardID)
-	return read(ctx, s.options.Shard, keys.Home(s.options.ShardID), orDamaged(record.DecodeHome))
+	return read(ctx, s.options.Shard, keys.Home(s.options.ShardID), orDamaged(record.Decode[record.Home]))
 }
 
 // CheckHome returns a *NotHomeError if a server that knows its bucket by the name `here` must not lead. Such a server
@@ -340,7 +340,7 @@ func (s *State) changeHome(ctx context.Context, change func(*record.Home) error)
 // objstore.ErrNotFound if there is none.
 func (s *State) ReadServerReport(ctx context.Context) (_ record.ServerReport, _ objstore.Token, err error) {
 	defer explain(&err, "read server report")
-	return read(ctx, s.options.Shard, keys.ServerReport(s.options.ShardID), record.DecodeServerReport)
+	return read(ctx, s.options.Shard, keys.ServerReport(s.options.ShardID), record.Decode[record.ServerReport])
 }
 
 // WriteServerReport replaces the report about a new server of the shard. The last writer wins.

@@ -341,7 +341,7 @@ func (s *State) signOperator(ctx context.Context, t trust, key string) error {
 		if err != nil {
 			return err
 		}
-		rec, err := record.DecodeOperator(doc.Content)
+		rec, err := record.Decode[record.Operator](doc.Content)
 		if err != nil {
 			return err
 		}

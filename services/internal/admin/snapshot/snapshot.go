@@ -235,7 +235,7 @@ func (c *copier) mark(name string, body []byte) ([]byte, error) {
 	if key, err := keys.Parse(name); err != nil || key.Kind != keys.KindHome {
 		return body, nil //nolint:nilerr // a foreign object is copied as it is
 	}
-	home, err := record.DecodeHome(body)
+	home, err := record.Decode[record.Home](body)
 	if err != nil {
 		return body, nil //nolint:nilerr // restore-check reports what is wrong with it
 	}
