@@ -162,19 +162,14 @@ func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error 
 	if err != nil {
 		return err
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca.cert)
-	for _, leaf := range []*x509.Certificate{client, server} {
-		options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
-			x509.ExtKeyUsageClientAuth}}
-		if _, err := leaf.Verify(options); err != nil {
+	for _, use := range []struct {
+		leaf *x509.Certificate
+		as   x509.ExtKeyUsage
+	}{{client, x509.ExtKeyUsageClientAuth}, {server, x509.ExtKeyUsageClientAuth}, {server, x509.ExtKeyUsageServerAuth}} {
+		if _, err := use.leaf.Verify(x509.VerifyOptions{Roots: NewPool([]*x509.Certificate{ca.cert}), CurrentTime: now,
+			KeyUsages: []x509.ExtKeyUsage{use.as}}); err != nil {
 			return fmt.Errorf("a certificate that it issues does not verify: %w", err)
 		}
-	}
-	options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{
-		x509.ExtKeyUsageServerAuth}}
-	if _, err := server.Verify(options); err != nil {
-		return fmt.Errorf("a server certificate that it issues does not verify: %w", err)
 	}
 	return nil
 }
@@ -238,11 +233,11 @@ func (ca CA) MarshalSecret() ([]byte, error) {
 	if ca.IsZero() {
 		return nil, errors.New("marshal CA: there is none")
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(ca.signer())
+	key, err := EncodePrivateKey(ca.signer())
 	if err != nil {
 		return nil, fmt.Errorf("marshal CA: %w", err)
 	}
-	return append(EncodeCertificate(ca.cert), pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der})...), nil
+	return append(EncodeCertificate(ca.cert), key...), nil
 }
 
 // ParseCA reads what [CA.MarshalSecret] wrote: a certificate, then its key.

@@ -308,6 +308,15 @@ func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}), nil
 }
 
+// EncodePublicKey returns a public key as PEM in PKIX form.
+func EncodePublicKey(key crypto.PublicKey) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: der}), nil
+}
+
 // NewPool returns a pool of certificates.
 func NewPool(certs []*x509.Certificate) *x509.CertPool {
 	pool := x509.NewCertPool()

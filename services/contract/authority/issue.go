@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -51,13 +52,7 @@ func (ca CA) IssueClient(spec ClientSpec, rand io.Reader, now time.Time) (*x509.
 		return nil, fmt.Errorf("issue client certificate: public key of %d bytes, want %d", len(spec.PublicKey),
 			ed25519.PublicKeySize)
 	}
-	ttl := spec.TTL
-	if ttl == 0 {
-		ttl = AgentTTL
-		if i.Role == RoleOperator {
-			ttl = OperatorTTL
-		}
-	}
+	ttl := cmp.Or(spec.TTL, map[Role]time.Duration{RoleAgent: AgentTTL, RoleOperator: OperatorTTL}[i.Role])
 	cert, err := ca.issueIdentity(i, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: i.name(), Organization: []string{i.Tenant}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -100,11 +95,7 @@ func (ca CA) IssueServer(spec ServerSpec, rand io.Reader, now time.Time) (*x509.
 			return nil, fmt.Errorf("issue server certificate: %w", err)
 		}
 	}
-	ttl := spec.TTL
-	if ttl == 0 {
-		ttl = ServerTTL
-	}
-	cert, err := ca.issueIdentity(spec.Identity, template, spec.PublicKey, ttl, rand, now)
+	cert, err := ca.issueIdentity(spec.Identity, template, spec.PublicKey, cmp.Or(spec.TTL, ServerTTL), rand, now)
 	if err != nil {
 		return nil, fmt.Errorf("issue server certificate: %w", err)
 	}

@@ -2,8 +2,8 @@ package authority
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/ed25519"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
@@ -94,18 +94,16 @@ func (k NonceKey) MarshalSecret() ([]byte, error) {
 	if k.IsZero() {
 		return nil, errors.New("marshal nonce key: there is none")
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(k.private())
+	text, err := EncodePrivateKey(k.private())
+	if err == nil && k.other != nil {
+		var other []byte
+		other, err = EncodePublicKey(k.other)
+		text = append(text, other...)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("marshal nonce key: %w", err)
 	}
-	text := pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der})
-	if k.other == nil {
-		return text, nil
-	}
-	if der, err = x509.MarshalPKIXPublicKey(k.other); err != nil {
-		return nil, fmt.Errorf("marshal nonce key: %w", err)
-	}
-	return append(text, pem.EncodeToMemory(&pem.Block{Type: publicBlock, Bytes: der})...), nil
+	return text, nil
 }
 
 // ParseNonceKey reads what [NonceKey.MarshalSecret] wrote.
@@ -253,7 +251,6 @@ func MintNonce(key NonceKey, spec NonceSpec, rand io.Reader, now time.Time) (Non
 
 func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error) {
 	now = now.UTC().Truncate(time.Second)
-	ttl := spec.TTL
 	c := NonceClaims{
 		Role: spec.Role, Cluster: spec.Cluster, Tenant: spec.Tenant, ID: spec.ID, Batch: spec.Batch,
 		Shard: spec.Shard, Group: spec.Group, ConfigHash: spec.ConfigHash, OnDemand: spec.OnDemand,
@@ -267,9 +264,6 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 			return c, fmt.Errorf("read random bytes: %w", err)
 		}
 		c.JTI = hex.EncodeToString(random[:])
-		if ttl == 0 {
-			ttl = AgentNonceTTL
-		}
 	case RoleOperator:
 		if c.OperatorRole == record.RoleOperator {
 			c.OperatorRole = "" // the default, which servers of every version know
@@ -282,10 +276,8 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 			c.ID = id
 		}
 		c.JTI = c.ID.String()
-		if ttl == 0 {
-			ttl = OperatorNonceTTL
-		}
 	}
+	ttl := cmp.Or(spec.TTL, map[Role]time.Duration{RoleAgent: AgentNonceTTL, RoleOperator: OperatorNonceTTL}[spec.Role])
 	if ttl < time.Second {
 		return c, fmt.Errorf("ttl %s is too short", ttl)
 	}

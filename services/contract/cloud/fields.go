@@ -19,6 +19,14 @@ type Field[V any] struct {
 	Refused string
 }
 
+// Check returns a check that parses a value and returns only its problems.
+func Check[V, T any](parse func(V) (T, []Problem)) func(V) []Problem {
+	return func(value V) []Problem {
+		_, problems := parse(value)
+		return problems
+	}
+}
+
 // ParseFields reads the values in raw, sorted by name, and returns all problems. unknown is the message for a name
 // without a field.
 func ParseFields[V any](raw map[string]V, unknown string, fields map[string]Field[V]) (found []Problem) {

@@ -92,13 +92,18 @@ func (c *Client) reportDrain(failure string) {
 	})
 }
 
+// storeState stores a state in a file of the identity folder.
+func (c *Client) storeState(file string, state any) error {
+	text, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	return c.Identity.Write(file, text, c.IdentityMode)
+}
+
 func (c *Client) storeDrain(state drainState) {
 	state.Instance = c.ID.String()
-	text, err := json.Marshal(state)
-	if err == nil {
-		err = c.Identity.Write(drainFile, text, c.IdentityMode)
-	}
-	if err != nil {
+	if err := c.storeState(drainFile, state); err != nil {
 		c.Log.Error("The state of the drain hook was not stored: a restarted agent does not know it", "error", err)
 	}
 }

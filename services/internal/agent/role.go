@@ -129,11 +129,7 @@ func (c *Client) setMember(ctx context.Context, role nstancev1.InstanceRole) {
 }
 
 func (c *Client) storeRole(name string, taken bool) {
-	text, err := json.Marshal(roleState{Instance: c.ID.String(), Role: name, Taken: taken})
-	if err == nil {
-		err = c.Identity.Write(roleStateFile, text, c.IdentityMode)
-	}
-	if err != nil {
+	if err := c.storeState(roleStateFile, roleState{Instance: c.ID.String(), Role: name, Taken: taken}); err != nil {
 		c.Log.Error("The role was not stored: a restarted agent waits for the server to tell it", "error", err)
 	}
 }

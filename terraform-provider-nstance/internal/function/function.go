@@ -98,14 +98,16 @@ func mergeConfigs(ctx context.Context, req function.RunRequest, resp *function.R
 	resp.Error = resp.Result.Set(ctx, result)
 }
 
+var configParameter = function.DynamicParameter{Name: "config",
+	MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
+		"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."}
+
 var configValidate = function.Definition{
 	Summary: "Checks a shard configuration",
 	MarkdownDescription: "Checks a shard configuration by the servers' own rules. Returns `true`, or fails and " +
 		"lists every problem with its path and what to do.",
-	Parameters: []function.Parameter{function.DynamicParameter{Name: "config",
-		MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
-			"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."}},
-	Return: function.BoolReturn{},
+	Parameters: []function.Parameter{configParameter},
+	Return:     function.BoolReturn{},
 }
 
 func validateConfig(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
@@ -126,9 +128,7 @@ var groupHash = function.Definition{
 		"Returns an object with `infra` and `runtime`. A change of `infra` replaces the group's instances, in " +
 		"waves of up to max_surge. A change of `runtime` is sent to the running instances.",
 	Parameters: []function.Parameter{
-		function.DynamicParameter{Name: "config",
-			MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
-				"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."},
+		configParameter,
 		function.StringParameter{Name: "group", MarkdownDescription: "The group, as `tenant/name`."},
 	},
 	Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,

@@ -120,10 +120,11 @@ type (
 		Prefix    types.String `tfsdk:"prefix"`
 		ProjectID types.String `tfsdk:"project_id"`
 	}
+	// keyModel has the fields of [config.KeySource].
 	keyModel struct {
-		Provider  types.String `tfsdk:"provider"`
-		Source    types.String `tfsdk:"source"`
-		ProjectID types.String `tfsdk:"project_id"`
+		Provider  string `tfsdk:"provider"`
+		Source    string `tfsdk:"source"`
+		ProjectID string `tfsdk:"project_id"`
 	}
 	operatorModel struct {
 		Servers          types.Map    `tfsdk:"servers"`
@@ -134,11 +135,6 @@ type (
 		PrivateKeyPEM    types.String `tfsdk:"private_key_pem"`
 	}
 )
-
-func (k keyModel) source() config.KeySource {
-	return config.KeySource{Provider: k.Provider.ValueString(), Source: k.Source.ValueString(),
-		ProjectID: k.ProjectID.ValueString()}
-}
 
 // Configure implements provider.Provider. It performs no I/O.
 func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest, resp *provider.ConfigureResponse) {
@@ -176,16 +172,17 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 	if !settings.KeysUnknown {
 		if !m.EncryptionKey.IsNull() {
 			var k keyModel
-			resp.Diagnostics.Append(m.EncryptionKey.As(ctx, &k, basetypes.ObjectAsOptions{})...)
-			source := k.source()
+			resp.Diagnostics.Append(m.EncryptionKey.As(ctx, &k,
+				basetypes.ObjectAsOptions{UnhandledNullAsEmpty: true})...)
+			source := config.KeySource(k)
 			settings.Secrets.EncryptionKey = &source
 		}
 		var old []keyModel
 		if !m.OldEncryptionKeys.IsNull() {
-			resp.Diagnostics.Append(m.OldEncryptionKeys.ElementsAs(ctx, &old, false)...)
+			resp.Diagnostics.Append(m.OldEncryptionKeys.ElementsAs(ctx, &old, true)...)
 		}
 		for _, k := range old {
-			settings.Secrets.OldEncryptionKeys = append(settings.Secrets.OldEncryptionKeys, k.source())
+			settings.Secrets.OldEncryptionKeys = append(settings.Secrets.OldEncryptionKeys, config.KeySource(k))
 		}
 	}
 	if settings.StorageUnknown { // its profile and role are also for the services that hold secrets and keys

@@ -110,7 +110,8 @@ func checkOptions(options map[string]string) []cloud.Problem {
 // call is the API call that takes args.
 var call = apiargs.Call{
 	Name: "RunInstances", Reference: "the request parameters of RunInstances in the EC2 API reference",
-	Fields: argFields, Root: "RunInstancesInput", Reserved: reserved, Rules: checkRules,
+	Fields: argFields, Root: "RunInstancesInput", Reserved: reserved,
+	Rules: func(d *apiargs.Decoder, args map[string]any) { argsDecoder{d}.checkRules(args) },
 }
 
 // reserved are the fields of RunInstances that args may not set, each with the reason.
@@ -135,8 +136,6 @@ func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Pr
 
 // argsDecoder checks args against the additional rules of the server.
 type argsDecoder struct{ *apiargs.Decoder }
-
-func checkRules(d *apiargs.Decoder, args map[string]any) { argsDecoder{d}.checkRules(args) }
 
 // TagPrefix is the prefix of the tags that only the server writes.
 const TagPrefix = "nstance:"

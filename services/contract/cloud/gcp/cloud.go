@@ -178,7 +178,8 @@ func checkOptions(options map[string]string) []cloud.Problem {
 // call is the API call that takes args.
 var call = apiargs.Call{
 	Name: "instances.insert", Reference: "the request body of instances.insert in the Compute Engine API reference",
-	Fields: argFields, Root: "Instance", Reserved: reserved, Rules: checkRules,
+	Fields: argFields, Root: "Instance", Reserved: reserved,
+	Rules: func(d *apiargs.Decoder, args map[string]any) { argsDecoder{d}.checkRules(args) },
 }
 
 // reserved are the fields of an instance that args may not set, each with the reason.
@@ -197,8 +198,6 @@ func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Pr
 
 // argsDecoder checks args against the additional rules of the server.
 type argsDecoder struct{ *apiargs.Decoder }
-
-func checkRules(d *apiargs.Decoder, args map[string]any) { argsDecoder{d}.checkRules(args) }
 
 // Prefix is the prefix of labels and metadata keys that only the server writes.
 const Prefix = "nstance-"

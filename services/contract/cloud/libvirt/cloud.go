@@ -30,13 +30,7 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 		}
 		return err
 	}, NeedsArgs: []string{"image", "kernel"}, Sleeps: []string{"suspended"},
-	CheckOptions: func(options map[string]string) []cloud.Problem {
-		_, problems := ParseOptions(options)
-		return problems
-	}, CheckArgs: func(args map[string]any) []cloud.Problem {
-		_, problems := ParseArgs(args)
-		return problems
-	}}
+	CheckOptions: cloud.Check(ParseOptions), CheckArgs: cloud.Check(ParseArgs)}
 
 // Options are server.provider.options.
 type Options struct {

@@ -19,13 +19,7 @@ const Name = "tmux"
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, Sleeps: []string{"suspended"},
 	LeaderNetworkKinds: []string{cloud.LeaderARP},
-	CheckOptions: func(options map[string]string) []cloud.Problem {
-		_, problems := ParseOptions(options)
-		return problems
-	}, CheckArgs: func(args map[string]any) []cloud.Problem {
-		_, problems := ParseArgs(args)
-		return problems
-	}}
+	CheckOptions:       cloud.Check(ParseOptions), CheckArgs: cloud.Check(ParseArgs)}
 
 // variableName matches the names of environment variables (POSIX.1-2017, 8.1).
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)

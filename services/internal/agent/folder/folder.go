@@ -5,6 +5,8 @@
 package folder
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,6 +64,12 @@ func ValidateName(name string) error {
 		}
 	}
 	return nil
+}
+
+// Sum returns the SHA-256 sum of a content in hexadecimal, as a report has it.
+func Sum(content []byte) string {
+	digest := sha256.Sum256(content)
+	return hex.EncodeToString(digest[:])
 }
 
 // MaxReportedName and MaxReportedText are a server's limits, in bytes, for names and texts in an agent's report.

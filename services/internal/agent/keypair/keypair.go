@@ -12,9 +12,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -122,7 +120,7 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 	if err != nil {
 		return nil, fmt.Errorf("look at private key: %w", err)
 	}
-	s.pairs[name] = pair{stamp: stamp, sum: sum(der)}
+	s.pairs[name] = pair{stamp: stamp, sum: folder.Sum(der)}
 	return der, nil
 }
 
@@ -149,11 +147,6 @@ func generate(algorithm nstancev1.KeyAlgorithm) (crypto.Signer, error) {
 	default:
 		return nil, fmt.Errorf("key algorithm %d is unknown; a newer agent may know it", algorithm)
 	}
-}
-
-func sum(content []byte) string {
-	digest := sha256.Sum256(content)
-	return hex.EncodeToString(digest[:])
 }
 
 // Clear removes all key pairs.
@@ -223,7 +216,7 @@ func (s *Store) readState(name, private string) *nstancev1.KeyState {
 			if key, err = authority.ParseSigner(text); err == nil {
 				var der []byte
 				if der, _, err = public(key); err == nil {
-					known = pair{stamp: stamp, sum: sum(der)}
+					known = pair{stamp: stamp, sum: folder.Sum(der)}
 				}
 			}
 		}

@@ -26,17 +26,14 @@ var aws = Cloud{
 	Name:   "aws",
 	Detect: func(f Firmware) bool { return f.Value("sys_vendor") == "Amazon EC2" },
 	NewSource: func(o Options) Source {
-		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
-		return NewAWS(o)
+		return NewAWS(o.atAmazon())
 	},
 	Attest: func(ctx context.Context, o Options, _ string) ([]byte, error) {
-		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
-		document, _, err := NewAWS(o).get(ctx, identityPath)
+		document, _, err := NewAWS(o.atAmazon()).get(ctx, identityPath)
 		return document, err
 	},
 	Member: func(ctx context.Context, o Options, batch ident.Batch) (ident.ID, error) {
-		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
-		text, _, err := NewAWS(o).get(ctx, launchIndexPath)
+		text, _, err := NewAWS(o.atAmazon()).get(ctx, launchIndexPath)
 		if err != nil {
 			return ident.ID{}, err
 		}
@@ -47,6 +44,12 @@ var aws = Cloud{
 		}
 		return id, nil
 	},
+}
+
+// atAmazon returns the options with the URL of the metadata service.
+func (o Options) atAmazon() Options {
+	o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
+	return o
 }
 
 // AWS watches for a spot instance's interruption notice and rebalance recommendation, and for scheduled events, through

@@ -15,9 +15,7 @@ package receiver
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -264,7 +262,7 @@ func (r *Receiver) expect(b *Batch, commit *nstancev1.FilesCommit, ours map[stri
 		want := commit.GetSha256()[name]
 		switch {
 		case sent:
-			sums[name] = sumOf(content)
+			sums[name] = folder.Sum(content)
 		case want == "" || refused[name] != "":
 			if sum := old[name]; sum != "" {
 				sums[name] = sum
@@ -272,18 +270,13 @@ func (r *Receiver) expect(b *Batch, commit *nstancev1.FilesCommit, ours map[stri
 		default:
 			sums[name] = want
 			have, err := r.dir.Read(name)
-			whole = whole && err == nil && sumOf(have) == want
+			whole = whole && err == nil && folder.Sum(have) == want
 		}
 	}
 	for name := range commit.GetSha256() {
 		whole = whole && (ours[name] || refused[name] != "")
 	}
 	return sums, whole
-}
-
-func sumOf(content []byte) string {
-	digest := sha256.Sum256(content)
-	return hex.EncodeToString(digest[:])
 }
 
 // play applies a durable journal and removes it. Applying a journal twice has the same result as applying it once. If a
@@ -429,7 +422,7 @@ func (r *Receiver) checkFile(name string) fileCheck {
 		}
 		var content []byte
 		if content, err = r.dir.Read(name); err == nil {
-			found := &nstancev1.FileState{Name: name, Sha256: sumOf(content)}
+			found := &nstancev1.FileState{Name: name, Sha256: folder.Sum(content)}
 			if notBefore, notAfter, ok := validity(content); ok {
 				found.NotBefore, found.NotAfter = timestamppb.New(notBefore), timestamppb.New(notAfter)
 			}

@@ -310,6 +310,15 @@ func (c *Connection) Cluster(ctx context.Context, cluster string, ring keyring.R
 	return c.state(ctx, clusterstate.Options{ClusterID: cluster, Secrets: secrets})
 }
 
+// KeyedCluster is [Connection.Cluster] with the encryption keys of the provider's settings.
+func (c *Connection) KeyedCluster(ctx context.Context, cluster string) (*clusterstate.State, error) {
+	ring, err := c.Ring(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Cluster(ctx, cluster, ring)
+}
+
 // Shard returns the state of a shard, without secrets.
 func (c *Connection) Shard(ctx context.Context, cluster, shard string) (*clusterstate.State, error) {
 	return c.state(ctx, clusterstate.Options{ClusterID: cluster, ShardID: shard})

@@ -13,7 +13,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"time"
@@ -146,15 +145,6 @@ func incarnation(writer string) string {
 // ParsePublicKey parses one PEM block with an Ed25519 key in PKIX form.
 func ParsePublicKey(text string) (ed25519.PublicKey, error) {
 	return authority.ParsePublicKeyPEM([]byte(text))
-}
-
-// EncodePublicKey returns a key in the form that [ParsePublicKey] parses.
-func EncodePublicKey(key ed25519.PublicKey) (string, error) {
-	der, err := x509.MarshalPKIXPublicKey(key)
-	if err != nil {
-		return "", err
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), nil
 }
 
 // ParseTTL parses the lifetime of a certificate. It accepts one minute to maxTTL.

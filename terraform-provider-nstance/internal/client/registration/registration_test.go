@@ -155,10 +155,11 @@ func FuzzParsePublicKey(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	good, err := registration.EncodePublicKey(public)
+	encoded, err := authority.EncodePublicKey(public)
 	if err != nil {
 		f.Fatal(err)
 	}
+	good := string(encoded)
 	for _, text := range []string{good, "\n" + good + "\n\n", good + good, "x" + good,
 		strings.ReplaceAll(good, "PUBLIC", "PRIVATE"), "",
 		"-----BEGIN PUBLIC KEY-----\nA: b\n\n-----END PUBLIC KEY-----"} {
@@ -169,11 +170,11 @@ func FuzzParsePublicKey(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := registration.EncodePublicKey(key)
+		again, err := authority.EncodePublicKey(key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if other, err := registration.ParsePublicKey(again); err != nil || !other.Equal(key) {
+		if other, err := registration.ParsePublicKey(string(again)); err != nil || !other.Equal(key) {
 			t.Errorf("%v, %v", other, err)
 		}
 	})
@@ -184,10 +185,11 @@ func TestParsePublicKeyRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good, err := registration.EncodePublicKey(public)
+	encoded, err := authority.EncodePublicKey(public)
 	if err != nil {
 		t.Fatal(err)
 	}
+	good := string(encoded)
 	for _, text := range []string{"\ufeff" + good, strings.TrimSpace(good), " \t" + good + "\n\n",
 		strings.ReplaceAll(good, "\n", "\r\n")} {
 		if key, err := registration.ParsePublicKey(text); err != nil || !key.Equal(public) {

@@ -12,9 +12,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -165,11 +163,7 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 			return fail(fmt.Errorf("ttl: %w", err))
 		}
 	}
-	ring, err := r.Bucket.Ring(ctx)
-	if err != nil {
-		return fail(err)
-	}
-	state, err := r.Bucket.Cluster(ctx, made.Cluster, ring)
+	state, err := r.Bucket.KeyedCluster(ctx, made.Cluster)
 	if err != nil {
 		return fail(err)
 	}
@@ -184,13 +178,13 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 	if err != nil {
 		return fail(err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
+	key, err := authority.EncodePrivateKey(private)
 	if err != nil {
 		return fail(err)
 	}
 	made.ID = operator.ID
 	m.OperatorID = types.StringValue(made.ID.String())
-	m.PrivateKeyPEM = types.StringValue(string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	m.PrivateKeyPEM = types.StringValue(string(key))
 	m.CertificatePEM = types.StringValue(string(authority.EncodeCertificate(operator.Certificate)))
 	m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(operator.Bundle...)))
 	m.NotAfter = types.StringValue(operator.Certificate.NotAfter.UTC().Format(time.RFC3339))
@@ -242,11 +236,7 @@ func parseNote(note []byte) (registered, error) {
 }
 
 func (r *Resource) remove(ctx context.Context, made registered) error {
-	ring, err := r.Bucket.Ring(ctx)
-	if err != nil {
-		return err
-	}
-	state, err := r.Bucket.Cluster(ctx, made.Cluster, ring)
+	state, err := r.Bucket.KeyedCluster(ctx, made.Cluster)
 	if err != nil {
 		return err
 	}

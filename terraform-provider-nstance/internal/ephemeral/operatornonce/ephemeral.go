@@ -146,11 +146,7 @@ func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authorit
 			return fail(fmt.Errorf("expiry: %w", err))
 		}
 	}
-	ring, err := r.Bucket.Ring(ctx)
-	if err != nil {
-		return fail(err)
-	}
-	state, err := r.Bucket.Cluster(ctx, spec.Cluster, ring)
+	state, err := r.Bucket.KeyedCluster(ctx, spec.Cluster)
 	if err != nil {
 		return fail(err)
 	}

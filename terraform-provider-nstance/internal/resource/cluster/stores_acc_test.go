@@ -20,12 +20,12 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/helper/resource"
 	"github.com/hashicorp/terraform-plugin-testing/terraform"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 	secretstores "github.com/nstance-kit/nstance/services/store/secretstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 )
 
@@ -71,7 +71,7 @@ func everything(t *testing.T, clusterAttributes string) func(secretVersion int) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := registration.EncodePublicKey(public)
+	key, err := authority.EncodePublicKey(public)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,11 +35,11 @@ func newKey(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := registration.EncodePublicKey(public)
+	text, err := authority.EncodePublicKey(public)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return text
+	return string(text)
 }
 
 func operator(b acctest.Bucket, key, attributes string) string {

@@ -8,6 +8,7 @@ package operator
 
 import (
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"time"
@@ -85,15 +86,6 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	return diagnostic.Failure{What: what, Where: r.Bucket.Place(key), Why: err, Do: do}.Error()
 }
 
-// state returns the state of the cluster, with the keys that are needed to issue certificates.
-func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
-	ring, err := r.Bucket.Ring(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return r.Bucket.Cluster(ctx, m.ClusterID.ValueString(), ring)
-}
-
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
 	defer func() { resp.Diagnostics.Append(r.Bucket.Remember(ctx, resp.Private)...) }()
@@ -120,7 +112,7 @@ func (r *Resource) register(ctx context.Context, m model) (registration.Operator
 	if err != nil {
 		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
 	}
-	state, err := r.state(ctx, m)
+	state, err := r.Bucket.KeyedCluster(ctx, m.ClusterID.ValueString())
 	if err != nil {
 		return registration.Operator{}, err
 	}
@@ -186,12 +178,12 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 	if have, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString()); err != nil ||
 		string(have) != string(rec.PublicKey) {
-		text, err := registration.EncodePublicKey(rec.PublicKey)
+		text, err := authority.EncodePublicKey(ed25519.PublicKey(rec.PublicKey))
 		if err != nil {
 			resp.Diagnostics.Append(r.failure(what, key, err))
 			return
 		}
-		m.PublicKeyPEM = types.StringValue(text)
+		m.PublicKeyPEM = types.StringValue(string(text))
 	}
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
@@ -255,7 +247,7 @@ func (r *Resource) renew(ctx context.Context, m model) (registration.Operator, e
 	if err != nil {
 		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
 	}
-	state, err := r.state(ctx, m)
+	state, err := r.Bucket.KeyedCluster(ctx, m.ClusterID.ValueString())
 	if err != nil {
 		return registration.Operator{}, err
 	}
@@ -272,7 +264,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	id, key, err := m.key()
 	if err == nil {
 		var state *clusterstate.State
-		if state, err = r.state(ctx, m); err == nil {
+		if state, err = r.Bucket.KeyedCluster(ctx, m.ClusterID.ValueString()); err == nil {
 			err = registration.Remove(ctx, state, m.Tenant.ValueString(), id, writer)
 		}
 	}
