@@ -70,12 +70,7 @@ resource "nstance_shard" "this" {
     cluster = {
       id      = var.cluster.id
       storage = var.cluster.primary == null ? null : merge(var.cluster.primary.storage, { identity = var.identity })
-      secrets = {
-        provider       = local.home.secrets.provider
-        prefix         = local.home.secrets.prefix
-        project_id     = local.home.secrets.project_id
-        encryption_key = local.home.encryption_key
-      }
+      secrets = merge(local.home.secrets, { encryption_key = local.home.encryption_key })
     }
     server = {
       shard    = var.shard

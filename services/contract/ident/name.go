@@ -36,24 +36,16 @@ func validateName(s string, limit int) error {
 		return fmt.Errorf("name %s contains \"--\", which is reserved", quote(s))
 	case s[0] == '-' || s[len(s)-1] == '-':
 		return fmt.Errorf("name %s starts or ends with a dash", quote(s))
-	}
-	for i := range len(s) {
-		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-			return fmt.Errorf("name %s may only have lower-case letters, digits and dashes", quote(s))
-		}
+	case strings.ContainsFunc(s, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }):
+		return fmt.Errorf("name %s may only have lower-case letters, digits and dashes", quote(s))
 	}
 	return nil
 }
 
 // ValidatePrefix checks the prefix of an ID: three lower-case letters.
 func ValidatePrefix(s string) error {
-	if len(s) != prefixLen {
+	if len(s) != prefixLen || strings.ContainsFunc(s, func(r rune) bool { return r < 'a' || r > 'z' }) {
 		return fmt.Errorf("prefix %s: want three lower-case letters", quote(s))
-	}
-	for i := range len(s) {
-		if s[i] < 'a' || s[i] > 'z' {
-			return fmt.Errorf("prefix %s: want three lower-case letters", quote(s))
-		}
 	}
 	return nil
 }

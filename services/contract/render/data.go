@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -162,17 +163,16 @@ func Env(name string, vars map[string]string, d Data) ([]byte, error) {
 // ValidateEnvName checks the name of an environment variable: a name of POSIX.1, section 3.216, which systemd accepts
 // too.
 func ValidateEnvName(s string) error {
-	for i := range len(s) {
-		c := s[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
-			return fmt.Errorf("%q is not the name of an environment variable", s[:min(len(s), 64)])
-		}
-	}
-	if s == "" || len(s) > 256 {
+	switch {
+	case s == "" || len(s) > 256:
 		return fmt.Errorf("the name of an environment variable has 1 to 256 characters, not %d", len(s))
+	case !envName.MatchString(s):
+		return fmt.Errorf("%q is not the name of an environment variable", s[:min(len(s), 64)])
 	}
 	return nil
 }
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // quoteEnv quotes a value for a POSIX shell and for systemd. It uses double quotes, because both programs have the same
 // rules inside them: a backslash before ", \, ` or $ makes that character literal, and line breaks are literal. See

@@ -27,26 +27,18 @@ func (b *budget) spend(n int) error {
 const escapeFactor = 6
 
 func (b *budget) funcs() template.FuncMap {
-	escape := func(f func(...any) string) func(...any) (string, error) {
+	counted := func(factor int, f func(...any) string) func(...any) (string, error) {
 		return func(args ...any) (string, error) {
-			if err := b.scalars(args, escapeFactor); err != nil {
-				return "", err
-			}
-			return f(args...), nil
-		}
-	}
-	printer := func(f func(...any) string) func(...any) (string, error) {
-		return func(args ...any) (string, error) {
-			if err := b.scalars(args, 1); err != nil {
+			if err := b.scalars(args, factor); err != nil {
 				return "", err
 			}
 			return f(args...), nil
 		}
 	}
 	return template.FuncMap{
-		"print": printer(fmt.Sprint), "println": printer(fmt.Sprintln), "printf": b.printf,
-		"html": escape(template.HTMLEscaper), "js": escape(template.JSEscaper),
-		"urlquery": escape(template.URLQueryEscaper),
+		"print": counted(1, fmt.Sprint), "println": counted(1, fmt.Sprintln), "printf": b.printf,
+		"html": counted(escapeFactor, template.HTMLEscaper), "js": counted(escapeFactor, template.JSEscaper),
+		"urlquery": counted(escapeFactor, template.URLQueryEscaper),
 		"base64":   b.base64, "indent": b.indent, "json": b.json, "quote": b.quote,
 	}
 }

@@ -90,7 +90,12 @@ func mergeConfigs(ctx context.Context, req function.RunRequest, resp *function.R
 		}
 		out = v
 	}
-	result, err := document.Result(ctx, out)
+	setResult(ctx, out, resp)
+}
+
+// setResult sets the result of a function that returns any value.
+func setResult(ctx context.Context, v tftypes.Value, resp *function.RunResponse) {
+	result, err := types.DynamicType.ValueFromTerraform(ctx, v)
 	if err != nil {
 		resp.Error = function.NewFuncError(err.Error())
 		return
@@ -256,10 +261,5 @@ func decodeJSONC(ctx context.Context, req function.RunRequest, resp *function.Ru
 		resp.Error = function.NewArgumentFuncError(0, "Invalid JSON:\n"+problems.Error())
 		return
 	}
-	result, err := document.Result(ctx, document.Decode(tree))
-	if err != nil {
-		resp.Error = function.NewFuncError(err.Error())
-		return
-	}
-	resp.Error = resp.Result.Set(ctx, result)
+	setResult(ctx, document.Decode(tree), resp)
 }

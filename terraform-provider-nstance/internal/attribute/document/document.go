@@ -252,19 +252,6 @@ func Of(ctx context.Context, argument types.Dynamic) (tftypes.Value, error) {
 	return argument.ToTerraformValue(ctx)
 }
 
-// Result converts a value to the result of a function.
-func Result(ctx context.Context, v tftypes.Value) (types.Dynamic, error) {
-	converted, err := types.DynamicType.ValueFromTerraform(ctx, v)
-	if err != nil {
-		return types.Dynamic{}, err
-	}
-	result, ok := converted.(types.Dynamic)
-	if !ok {
-		return types.Dynamic{}, fmt.Errorf("%T is not dynamic", converted) // not reached
-	}
-	return result, nil
-}
-
 // CheckObject returns an error for a known value that is not an object.
 func CheckObject(v tftypes.Value) error {
 	if _, ok := membersOf(v); v.IsKnown() && !ok {
