@@ -44,11 +44,17 @@ func (i *Instance) ended(in ProviderState) bool {
 // asleep reports whether a VM in this state may sleep or fall asleep.
 func (s ProviderState) asleep() bool { return s == ProviderStopping || s == ProviderStopped }
 
+// mayHaveWoken reports whether a report can come from a VM that was woken. The VM may report before the call that wakes
+// it has returned. Such an agent knows its new role, which it cannot have learned before it slept.
+func (i *Instance) mayHaveWoken(role Role) bool {
+	return !i.WakeRequested.IsZero() || i.Work == Waking && role == RoleMember
+}
+
 // ApplyWoken returns the instance after a report that proves that its VM was woken. The provider's earlier answers no
 // longer hold.
 func ApplyWoken(i Instance, now time.Time) Instance {
 	if i.Waking() {
-		i.Woken = true
+		i.Woken, i.WakeRequested = true, firstTime(i.WakeRequested, now)
 		i.Provider = Observed[ProviderState]{Value: ProviderRunning, Complete: true, At: now}
 	}
 	return i

@@ -253,9 +253,17 @@ func TestSleepOfASpare(t *testing.T) {
 	if !i.Waking() || i.Healthy || i.EverHealthy || !plan.Counts(&i) {
 		t.Errorf("%+v", i)
 	}
-	if i, _ = plan.ApplyReport(i, report, now.Add(time.Hour)); i.Healthy || i.Woken {
-		t.Error("a report before the VM is woken counts")
+	for work, role := range map[plan.Work]plan.Role{plan.Idle: plan.RoleMember, plan.Waking: plan.RoleSpare} {
+		report.Role, i.Work = role, work
+		if i, _ = plan.ApplyReport(i, report, now.Add(time.Hour)); i.Healthy || i.Woken {
+			t.Errorf("a report before the VM is woken counts: work %d, role %s", work, role)
+		}
 	}
+	report.Role, i.Work = plan.RoleMember, plan.Waking
+	if i, _ := plan.ApplyReport(i, report, now.Add(time.Hour)); !i.Healthy || !i.Woken || i.WakeRequested.IsZero() {
+		t.Errorf("the report of a member whose VM is being woken does not count: %+v", i)
+	}
+	i.Work = plan.Idle
 	if !plan.AwaitsFiles(&i, "r1", false, "r2") || plan.AwaitsFiles(&i, "r2", false, "r2") ||
 		plan.AwaitsFiles(&i, "r1", true, "r2") {
 		t.Error("which files it awaits")

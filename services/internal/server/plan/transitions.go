@@ -78,7 +78,7 @@ type ReportEffect struct {
 // stays with the instance, even if later reports lack it, and so does the end of the drain hook.
 // Only an instance that is being deleted has run that hook.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
-	if i.Rests() && i.WakeRequested.IsZero() {
+	if i.Rests() && !i.mayHaveWoken(r.Role) {
 		i.LastReport, i.RuntimeHash = now, r.RuntimeHash
 		return i, ReportEffect{} // its VM falls asleep
 	}
