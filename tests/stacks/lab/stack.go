@@ -42,9 +42,9 @@ type Stack struct {
 }
 
 // NewStack copies an example, such as "aws/single-shard", and what it refers to, and initializes it. The copy exists
-// until the test ends. "override" is the content of an override file with settings for which the example has no variables
-// (https://opentofu.org/docs/language/files/override). If it is empty, there is no such file. "environment" has the
-// variables that make the CLI use the example's cloud.
+// until the test ends. "override" is the content of an override file with settings for which the example has no
+// variables (https://opentofu.org/docs/language/files/override). If it is empty, there is no such file. "environment"
+// has the variables that make the CLI use the example's cloud.
 func NewStack(t T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()
