@@ -165,7 +165,8 @@ func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error 
 	for _, use := range []struct {
 		leaf *x509.Certificate
 		as   x509.ExtKeyUsage
-	}{{client, x509.ExtKeyUsageClientAuth}, {server, x509.ExtKeyUsageClientAuth}, {server, x509.ExtKeyUsageServerAuth}} {
+	}{{client, x509.ExtKeyUsageClientAuth}, {server, x509.ExtKeyUsageClientAuth},
+		{server, x509.ExtKeyUsageServerAuth}} {
 		if _, err := use.leaf.Verify(x509.VerifyOptions{Roots: NewPool([]*x509.Certificate{ca.cert}), CurrentTime: now,
 			KeyUsages: []x509.ExtKeyUsage{use.as}}); err != nil {
 			return fmt.Errorf("a certificate that it issues does not verify: %w", err)

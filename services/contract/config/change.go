@@ -12,9 +12,9 @@ import (
 type Change struct {
 	// groups are static groups, by name (tenant/name), and templates are templates whose dynamic groups are affected.
 	groups, templates effects
-	// empty, shrink, fewer and renewed list static groups by name, sorted. Groups in empty were removed, groups in shrink
-	// have a smaller size, and groups in fewer have fewer spares. In groups in renewed, spares
-	// wait in another way, or may be too old.
+	// empty, shrink, fewer and renewed list static groups by name, sorted. Groups in empty were removed, groups in
+	// shrink have a smaller size, and groups in fewer have fewer spares. In groups in renewed, spares wait in another
+	// way, or may be too old.
 	empty, shrink, fewer, renewed []string
 
 	created, spares map[string]int // new instances and new spares by static group

@@ -154,7 +154,8 @@ func validateIdentifier(s string) error {
 		return errors.New("the name of an image has 1 to 128 characters")
 	case !identifierPattern.MatchString(s):
 		return fmt.Errorf(
-			"%s has to be an identifier, for {{ .Image.name }}: letters, digits and underscores, no digit first", quote(s))
+			"%s has to be an identifier, for {{ .Image.name }}: letters, digits and underscores, no digit first",
+			quote(s))
 	}
 	return nil
 }

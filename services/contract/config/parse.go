@@ -9,8 +9,8 @@ import (
 )
 
 // Parse parses `config/{shard}.jsonc`: JSON with comments and trailing commas, at most [MaxSize] bytes. It reports all
-// problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and values that break
-// a rule. The shard is nil if there are errors. The file name is used only in messages.
+// problems with positions, in the order of the document: syntax, unknown and repeated fields, types, and values that
+// break a rule. The shard is nil if there are errors. The file name is used only in messages.
 func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }

@@ -59,7 +59,9 @@ func ParsePatch(filename string, src []byte) (Patch, Problems) {
 func hasControl(value any) bool {
 	for _, leaf := range leaves(value, "") {
 		text, _ := leaf.(string)
-		if strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) || r == unicode.ReplacementChar }) {
+		if strings.ContainsFunc(text, func(r rune) bool {
+			return unicode.IsControl(r) || r == unicode.ReplacementChar
+		}) {
 			return true
 		}
 	}
