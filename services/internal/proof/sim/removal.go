@@ -104,7 +104,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleGone, "%s is removed (%s), and it runs", d.ID, next.Reason)
 	}
 	if d.Preserved != nil {
-		if !s.fooled && !w.recentlyFooled() {
+		// A leader that has not seen that an earlier one preserved the instance cannot take effect with this write.
+		if next.Preserved != nil && !s.fooled && !w.recentlyFooled() {
 			w.checkPreserved(t, key, d, next.Reason)
 		}
 		return

@@ -220,9 +220,11 @@ func newWorld(seed uint64) *World { return New(options(seed)) }
 // TestKeptSeeds simulates seeds that once broke a rule, and that no step of CI plays.
 func TestKeptSeeds(t *testing.T) {
 	for _, seed := range []uint64{
-		5492, // an unready instance was deleted in favour of others that had not registered
-		9382, // a window closed before the replacement that began in it was healthy
-		9548, // an instance with announced maintenance was superfluous while no window was open
+		5492,  // an unready instance was deleted in favour of others that had not registered
+		9382,  // a window closed before the replacement that began in it was healthy
+		9548,  // an instance with announced maintenance was superfluous while no window was open
+		10864, // a leader did not know that an earlier one had preserved an instance
+		11046, // of two failing instances, the one that had been healthy was removed
 	} {
 		if _, err := newWorld(seed).Run(); err != nil && !limited() {
 			t.Errorf("%v\nrepeat it with: make sim SEED=%d", err, seed)

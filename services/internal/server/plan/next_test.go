@@ -958,3 +958,19 @@ func TestRule23RegisteredOnesStay(t *testing.T) {
 		}
 	}
 }
+
+// TestRule19KeepsWhatWasHealthy checks which of two failing instances is deleted. It must be the one that was never
+// healthy, although neither has been healthy in its load balancers, and the other one is newer.
+func TestRule19KeepsWhatWasHealthy(t *testing.T) {
+	failing := func(age time.Duration, wasHealthy bool) plan.Instance {
+		return with(func(i *plan.Instance) {
+			i.LaunchedAt, i.RegisteredAt = ago(age), ago(age)
+			i.Healthy, i.EverHealthy, i.FailedCheck = false, wasHealthy, "web: refused"
+		})
+	}
+	s := snapshot(1, failing(2*time.Hour, false), failing(time.Hour, true))
+	s.Group.MaxUnhealthy, s.Group.LoadBalancerHealth = config.Limit{Value: 100, Percent: true}, true
+	if lines, _ := planned(s); len(lines) != 1 || !strings.HasPrefix(lines[0], "mark_deleting i1 ") {
+		t.Errorf("%q", lines)
+	}
+}

@@ -245,7 +245,10 @@ type candidate struct {
 	// Instances of a kind of which the group has too many are removed first.
 	inBalance bool
 	newest    bool // among equals the latest is removed first
-	launched  time.Time
+	// neverHealthy is set if newest is, for an instance that never reported that it is healthy. It goes before one that
+	// did, but has never been healthy in its load balancers.
+	neverHealthy bool
+	launched     time.Time
 }
 
 // scaleDownRank orders available instances for a scale-down (rule 22). replacedRank orders them for a deletion after a
@@ -281,7 +284,7 @@ func (g *group) candidate(n, rank int) candidate {
 	silent := c == classSilent || c == classHeld
 	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
-	return candidate{at: n, rank: rank, launched: i.launched(),
+	return candidate{at: n, rank: rank, launched: i.launched(), neverHealthy: silent && !i.EverHealthy,
 		// Of silent instances that were never healthy, or never healthy in their load balancers, the newest goes first:
 		// an older one is more likely to have served. Of instances that never registered, the newest goes first too: it
 		// has made the least progress.
@@ -303,6 +306,12 @@ func compareCandidates(a, b candidate) int {
 			return -1
 		}
 		return 1
+	}
+	if a.neverHealthy != b.neverHealthy {
+		if b.neverHealthy {
+			return 1
+		}
+		return -1
 	}
 	age := cmp.Or(a.launched.Compare(b.launched), cmp.Compare(a.at, b.at))
 	if a.newest {
