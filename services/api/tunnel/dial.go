@@ -225,38 +225,17 @@ func (d *Dialer) throughPipes(path string, args []string) (net.Conn, error) {
 		_, _ = in.Close(), out.Close()
 		return nil, err
 	}
-	return &pipes{p, in, out}, nil
+	return &connection{&pipes{out, in, pipeAddr(d.way.String())}, p}, nil
 }
 
 // pipes is a connection through the standard input and output of a program.
 type pipes struct {
-	program *program
-	in, out *os.File
+	out, in *os.File
+	addr    pipeAddr
 }
 
-// Read implements net.Conn. At the end of the program's output, the error says why the program ended.
-func (c *pipes) Read(into []byte) (int, error) {
-	n, err := c.out.Read(into)
-	if errors.Is(err, io.EOF) {
-		err = c.program.failure("the connection was closed")
-	}
-	return n, err
-}
-
-// Write implements net.Conn.
-func (c *pipes) Write(data []byte) (int, error) {
-	n, err := c.in.Write(data)
-	if errors.Is(err, syscall.EPIPE) {
-		err = c.program.failure("the connection was closed")
-	}
-	return n, err
-}
-
-// Close implements net.Conn. It does not wait for the program: [Dialer.Close] does.
-func (c *pipes) Close() error {
-	go c.program.end()
-	return errors.Join(ignoreClosed(c.in.Close()), c.out.Close())
-}
+// Close implements net.Conn. The input may be closed already.
+func (c *pipes) Close() error { return errors.Join(ignoreClosed(c.in.Close()), c.out.Close()) }
 
 func ignoreClosed(err error) error {
 	if errors.Is(err, os.ErrClosed) {
@@ -265,9 +244,11 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// LocalAddr and the methods below implement net.Conn.
-func (c *pipes) LocalAddr() net.Addr                { return pipeAddr(c.program.dialer.way.String()) }
-func (c *pipes) RemoteAddr() net.Addr               { return c.LocalAddr() }
+// Read and the methods below implement net.Conn.
+func (c *pipes) Read(into []byte) (int, error)      { return c.out.Read(into) }
+func (c *pipes) Write(data []byte) (int, error)     { return c.in.Write(data) }
+func (c *pipes) LocalAddr() net.Addr                { return c.addr }
+func (c *pipes) RemoteAddr() net.Addr               { return c.addr }
 func (c *pipes) SetReadDeadline(t time.Time) error  { return c.out.SetReadDeadline(t) }
 func (c *pipes) SetWriteDeadline(t time.Time) error { return c.in.SetWriteDeadline(t) }
 func (c *pipes) SetDeadline(t time.Time) error {
@@ -310,7 +291,7 @@ func (d *Dialer) throughPort(ctx context.Context, path string, args []string) (n
 			p.end()
 			return nil, &Error{d.way, err.Error(), kinds[d.way.kind].advice}
 		}
-		return &forwarded{conn, p}, nil
+		return &connection{conn, p}, nil
 	}
 }
 
@@ -334,23 +315,34 @@ func (l *lines) Write(text []byte) (int, error) {
 	}
 }
 
-// forwarded is a connection to a port that a program forwards.
-type forwarded struct {
+// connection is a connection that a program carries.
+type connection struct {
 	net.Conn
 	program *program
 }
 
-// Read implements net.Conn. If the far end closes the connection, the error has what the program printed.
-func (c *forwarded) Read(into []byte) (int, error) {
+// Read implements net.Conn. If the far end or the program closes the connection, the error has what the program
+// printed.
+func (c *connection) Read(into []byte) (int, error) {
 	n, err := c.Conn.Read(into)
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		err = c.program.failure("the connection was closed")
+	return n, c.explain(err)
+}
+
+// Write implements net.Conn.
+func (c *connection) Write(data []byte) (int, error) {
+	n, err := c.Conn.Write(data)
+	return n, c.explain(err)
+}
+
+func (c *connection) explain(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return c.program.failure("the connection was closed")
 	}
-	return n, err
+	return err
 }
 
 // Close implements net.Conn. It does not wait for the program: [Dialer.Close] does.
-func (c *forwarded) Close() error {
+func (c *connection) Close() error {
 	go c.program.end()
 	return c.Conn.Close()
 }

@@ -237,21 +237,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	case keys.KindGroups:
 		_, problems := config.ParseGroups(entry.Key, object.Body)
 		return problems.Err()
-	case keys.KindLeader:
-		_, err := record.DecodeLock(object.Body)
-		return err
-	case keys.KindApplied:
-		_, err := record.DecodeApplied(object.Body)
-		return err
 	case keys.KindRollout:
 		rec, err := record.Decode[record.Rollout](object.Body)
 		return errors.Join(err, same(err, rec.Tenant, key.Tenant, rec.Group, key.Name))
-	case keys.KindHome:
-		_, err := record.Decode[record.Home](object.Body)
-		return err
-	case keys.KindServerReport:
-		_, err := record.Decode[record.ServerReport](object.Body)
-		return err
 	case keys.KindInstance:
 		rec, err := record.Decode[record.Instance](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
@@ -260,14 +248,28 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		rec, err := record.Decode[record.CertLog](object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Shard, key.Shard, rec.Tenant, key.Tenant,
 			rec.Instance.Storage(), key.ID))
-	case keys.KindClusterJournal:
-		_, err := record.Decode[record.ClusterEvent](object.Body)
-		return err
-	case keys.KindJournal:
-		_, err := record.DecodeEvents(object.Body)
-		return err
+	}
+	if check := checks[key.Kind]; check != nil {
+		return check(object.Body)
 	}
 	return fmt.Errorf("objects of kind %s are not known", key.Kind)
+}
+
+// checks check the records that do not repeat what their keys say.
+var checks = map[keys.Kind]func([]byte) error{
+	keys.KindLeader:         decodes(record.DecodeLock),
+	keys.KindApplied:        decodes(record.DecodeApplied),
+	keys.KindHome:           decodes(record.Decode[record.Home]),
+	keys.KindServerReport:   decodes(record.Decode[record.ServerReport]),
+	keys.KindClusterJournal: decodes(record.Decode[record.ClusterEvent]),
+	keys.KindJournal:        decodes(record.DecodeEvents),
+}
+
+func decodes[T any](decode func([]byte) (T, error)) func([]byte) error {
+	return func(body []byte) error {
+		_, err := decode(body)
+		return err
+	}
 }
 
 // openDocument returns the content of a signed document.

@@ -38,7 +38,8 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 		Example: `  nstance-admin config status --all-shards
   nstance-admin config status --shard us-west-2a --output yaml`,
 	}
-	return asks(a, cmd, fleet.Client.GetConfigStatus, &nstancev1.GetConfigStatusRequest{}, a.writeConfigStatus)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.GetConfigStatus, &nstancev1.GetConfigStatusRequest{},
+		a.writeConfigStatus)
 }
 
 func (a *app) writeConfigStatus(w io.Writer, answers answers[*nstancev1.GetConfigStatusResponse]) error {

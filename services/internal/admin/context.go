@@ -188,11 +188,8 @@ func (a *app) contextUseCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "use CONTEXT", Short: "Choose a context", Args: cobra.ExactArgs(1),
 		Example: "  nstance-admin context use prod"}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		file, err := a.readContexts()
+		file, err := a.contextsWith(args[0])
 		if err != nil {
-			return err
-		}
-		if err := known(file, args[0]); err != nil {
 			return err
 		}
 		file.Current = args[0]
@@ -204,16 +201,17 @@ func (a *app) contextUseCommand() *cobra.Command {
 	return cmd
 }
 
-// known returns an error unless a file has a context.
-func known(file contexts.File, name string) error {
-	if _, ok := file.Contexts[name]; ok {
-		return nil
+// contextsWith reads the file with the contexts, which must have the named one.
+func (a *app) contextsWith(name string) (contexts.File, error) {
+	file, err := a.readContexts()
+	if _, ok := file.Contexts[name]; ok || err != nil {
+		return file, err
 	}
 	if len(file.Contexts) == 0 {
-		return withHint(fmt.Errorf("there is no context %q, and no other", name),
+		return file, withHint(fmt.Errorf("there is no context %q, and no other", name),
 			"nstance-admin context --help shows how to write one, and context import reads one from Terraform")
 	}
-	return withHint(fmt.Errorf("there is no context %q", name), "%s",
+	return file, withHint(fmt.Errorf("there is no context %q", name), "%s",
 		near(name, slices.Sorted(maps.Keys(file.Contexts))))
 }
 
@@ -240,11 +238,7 @@ one in use. The table leaves out settings without a value.`,
 	cmd.Flags().StringVar(&s.shard, "shard", "", "the shard to ask")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			file, err := a.readContexts()
-			if err != nil {
-				return err
-			}
-			if err := known(file, args[0]); err != nil {
+			if _, err := a.contextsWith(args[0]); err != nil {
 				return err
 			}
 			getenv := a.Getenv
@@ -340,19 +334,18 @@ func (a *app) complete(cmd *cobra.Command) {
 		a.complete(sub)
 	}
 	const no = cobra.ShellCompDirectiveNoFileComp
-	if cmd.Flag("shard") != nil {
-		// This call fails only if the flag already has a completion function.
-		_ = cmd.RegisterFlagCompletionFunc("shard", func(cmd *cobra.Command, _ []string, _ string) ([]string,
-			cobra.ShellCompDirective) {
-			_ = a.settle(cmd) // without settings nothing completes
-			return shardNames(flagText(cmd, "servers")), no
-		})
+	ofShards := func(cmd *cobra.Command) []string {
+		_ = a.settle(cmd) // without settings nothing completes
+		return shardNames(flagText(cmd, "servers"))
 	}
-	if cmd.Flag("group") != nil {
-		_ = cmd.RegisterFlagCompletionFunc("group", func(cmd *cobra.Command, _ []string, _ string) ([]string,
-			cobra.ShellCompDirective) {
-			return a.groupNames(cmd), no
-		})
+	for flag, names := range map[string]func(*cobra.Command) []string{"shard": ofShards, "group": a.groupNames} {
+		if cmd.Flag(flag) != nil {
+			// This call fails only if the flag already has a completion function.
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string,
+				cobra.ShellCompDirective) {
+				return names(cmd), no
+			})
+		}
 	}
 	names := map[string]func(*cobra.Command) []string{"GROUP": a.groupNames, "[GROUP]": a.groupNames,
 		"INSTANCE": a.instanceNames, "CONTEXT": a.contextNames, "[CONTEXT]": a.contextNames}[firstArgument(cmd)]

@@ -47,11 +47,11 @@ func (a *app) lastKnown(cmd *cobra.Command) (*lastknown.Reader, error) {
 // nothing is known, it adds how to see more.
 func tellLastKnown[T fleet.Result](a *app, s *scope, output format, answers []T) {
 	for _, answer := range answers {
-		e := answer.Failure()
+		o := answer.Of()
+		e := o.Err
 		if !e.NoAnswer() {
 			continue
 		}
-		shard, at := answer.Known()
 		storage, err := a.storageOf(a.running)
 		switch named := err == nil && storage.location.Bucket != ""; {
 		case named:
@@ -59,8 +59,8 @@ func tellLastKnown[T fleet.Result](a *app, s *scope, output format, answers []T)
 		case s.reader != nil:
 			e.Hint = strings.TrimPrefix(e.Hint+"; with --storage-bucket, this command shows what is last known", "; ")
 		}
-		if at != nil && (output == "table" || output == "wide") {
-			a.note("%s: last known, from the bucket, %s", shard, a.clockTime(*at))
+		if o.LastKnown != nil && (output == "table" || output == "wide") {
+			a.note("%s: last known, from the bucket, %s", o.Shard, a.clockTime(*o.LastKnown))
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -35,8 +34,7 @@ func changeFlags(cmd *cobra.Command, confirm func(*cobra.Command) *confirmation,
 
 // change is [ask] after a preview and a confirmation.
 func change[Q, M proto.Message](cmd *cobra.Command, a *app, c *changer, what string,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
-	table func(io.Writer, answers[M]) error) error {
+	method fleet.Method[Q, M], request Q, table func(io.Writer, answers[M]) error) error {
 	done, err := a.confirmPlanned(cmd, c, func(ctx context.Context, f *fleet.Fleet, shards []string) []fleet.Preview {
 		return f.Explain(ctx, shards, request)
 	})

@@ -52,7 +52,7 @@ this instance, and the actions that the leader would take next for it.`,
 // console.
 func (a *app) explains(cmd *cobra.Command, request *nstancev1.ExplainGroupRequest, argument *string) *cobra.Command {
 	s := readFlags(cmd)
-	return asksIn(a, cmd, s, fleet.Client.ExplainGroup, request,
+	return asks(a, cmd, s, fleet.Client.ExplainGroup, request,
 		func(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {
 			if err := a.writeExplanations(w, answers); err != nil {
 				return err

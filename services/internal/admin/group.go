@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -47,7 +45,7 @@ func (a *app) groupListCommand() *cobra.Command {
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
-	return reads(a, cmd, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}, a.writeGroups)
+	return asks(a, cmd, readFlags(cmd), fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}, a.writeGroups)
 }
 
 // writeGroups writes a table of the groups of several shards.
@@ -146,7 +144,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
   nstance-admin group describe --all-shards --output yaml`,
 	}
 	request := new(nstancev1.ListGroupsRequest)
-	return reads(a, cmd, fleet.Client.ListGroups, request, a.describeGroups, &request.Group)
+	return asks(a, cmd, readFlags(cmd), fleet.Client.ListGroups, request, a.describeGroups, &request.Group)
 }
 
 func (a *app) describeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
@@ -216,7 +214,7 @@ func settingFacts(g *nstancev1.GroupStatus) []fact {
 func lines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
 	return func(w io.Writer, answers []T) error {
 		for _, answer := range answers {
-			if answer.Failure() == nil {
+			if answer.Of().Err == nil {
 				fmt.Fprintln(w, printable(line(answer)))
 			}
 		}
@@ -287,8 +285,7 @@ and needs --yes elsewhere.`,
 func rollout[Q proto.Message, M interface {
 	proto.Message
 	GetGroup() *nstancev1.GroupStatus
-}](a *app, cmd *cobra.Command, flags *changer,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error),
+}](a *app, cmd *cobra.Command, flags *changer, method fleet.Method[Q, M],
 	request func(group string) Q) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		line := func(answer fleet.Answer[M]) string {

@@ -22,7 +22,8 @@ saw while it led, so the history of a new leader begins with its leadership.`,
   nstance-admin group history workers --shard us-west-2a --output json | jq '.shards[].points[].size'`,
 	}
 	request := new(nstancev1.GetScalingHistoryRequest)
-	return asks(a, cmd, fleet.Client.GetScalingHistory, request, a.writeScalingHistories, &request.Group)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.GetScalingHistory, request, a.writeScalingHistories,
+		&request.Group)
 }
 
 func (a *app) writeScalingHistories(w io.Writer, answers answers[*nstancev1.GetScalingHistoryResponse]) error {

@@ -35,7 +35,7 @@ func (a *app) instanceListCommand() *cobra.Command {
 	request := new(nstancev1.ListInstancesRequest)
 	cmd.Flags().StringVar(&request.Group, "group", "", "only instances of this group")
 	cmd.Flags().BoolVar(&request.Preserved, "preserved", false, "only instances that failed and are preserved")
-	return reads(a, cmd, fleet.Client.ListInstances, request, a.writeInstances)
+	return asks(a, cmd, readFlags(cmd), fleet.Client.ListInstances, request, a.writeInstances)
 }
 
 func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstancesResponse]) error {
@@ -123,7 +123,7 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		return err
 	}
 	request := new(nstancev1.GetInstanceStatusRequest)
-	return reads(a, cmd, fleet.Client.GetInstanceStatus, request, table, &request.InstanceId)
+	return asks(a, cmd, readFlags(cmd), fleet.Client.GetInstanceStatus, request, table, &request.InstanceId)
 }
 
 func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {

@@ -92,7 +92,7 @@ leader, until "instance protect --off" ends it.`,
 		}
 		return fmt.Sprintf("%s: instance %s %s", answer.Shard, request.InstanceId, state)
 	}
-	return asks(a, cmd, fleet.Client.ProtectInstance, request, lines(line), &request.InstanceId)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.ProtectInstance, request, lines(line), &request.InstanceId)
 }
 
 func (a *app) instanceReleaseCommand() *cobra.Command {

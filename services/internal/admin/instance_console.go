@@ -29,7 +29,7 @@ operator, because the text may contain secrets that the VM printed.
 	}
 	request := new(nstancev1.GetInstanceConsoleRequest)
 	cmd.Flags().Uint32Var(&request.Lines, "lines", 0, "show only the last lines; 0 shows all")
-	return asks(a, cmd, fleet.Client.GetInstanceConsole, request, a.writeConsoles, &request.InstanceId)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.GetInstanceConsole, request, a.writeConsoles, &request.InstanceId)
 }
 
 func (a *app) writeConsoles(w io.Writer, answers answers[*nstancev1.GetInstanceConsoleResponse]) error {

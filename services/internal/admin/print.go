@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // style holds the colors of standard output and standard error.
@@ -253,21 +255,13 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// age formats the time from `then` to `now`, rounded to one unit.
+// age formats the time from `then` to `now` in one unit, such as "10m".
 func age(now, then time.Time) string {
 	if then.IsZero() {
 		return ""
 	}
-	d := max(now.Sub(then), 0)
-	switch {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	n, unit := fleet.Age(now.Sub(then))
+	return fmt.Sprint(n) + unit[:1]
 }
 
 // patience is the time after which a message says what the program waits for.

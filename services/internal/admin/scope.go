@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
@@ -188,8 +187,7 @@ type answers[M proto.Message] = []fleet.Answer[M]
 // the call for the user who waits. `table` writes the answers in the human-readable form. ask returns an error if a
 // shard failed.
 func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output format, what string,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
-	table func(io.Writer, answers[M]) error) error {
+	method fleet.Method[Q, M], request Q, table func(io.Writer, answers[M]) error) error {
 	return askWith(ctx, a, s, output, what, func(f *fleet.Fleet, ctx context.Context, shards []string) answers[M] {
 		return fleet.Call(ctx, f, shards, method, request)
 	}, table)
@@ -197,21 +195,7 @@ func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output forma
 
 // asks completes a command that makes one call of the selected shards, as [ask] does. The command's arguments, if there
 // are any, are first stored in the fields of the request that `arguments` points to.
-func asks[Q, M proto.Message](a *app, cmd *cobra.Command,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
-	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
-	return asksIn(a, cmd, scopeFlags(cmd), method, request, table, arguments...)
-}
-
-// reads is like [asks], for commands with [readFlags].
-func reads[Q, M proto.Message](a *app, cmd *cobra.Command,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
-	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
-	return asksIn(a, cmd, readFlags(cmd), method, request, table, arguments...)
-}
-
-func asksIn[Q, M proto.Message](a *app, cmd *cobra.Command, s *scope,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
+func asks[Q, M proto.Message](a *app, cmd *cobra.Command, s *scope, method fleet.Method[Q, M], request Q,
 	table func(io.Writer, answers[M]) error, arguments ...*string) *cobra.Command {
 	f := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -225,7 +209,7 @@ func asksIn[Q, M proto.Message](a *app, cmd *cobra.Command, s *scope,
 
 // lookedUp removes the failures of shards that do not have what the command names, if another shard has it.
 func lookedUp[T fleet.Result](answers []T) []T {
-	missing := func(answer T) bool { e := answer.Failure(); return e != nil && e.Code == codes.NotFound }
+	missing := func(answer T) bool { e := answer.Of().Err; return e != nil && e.Code == codes.NotFound }
 	if !slices.ContainsFunc(answers, func(answer T) bool { return !missing(answer) }) {
 		return answers
 	}

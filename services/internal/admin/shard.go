@@ -28,12 +28,7 @@ command asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
 	}
-	s, f := readFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
-			&nstancev1.GetShardStatusRequest{}, a.writeStatus)
-	}
-	return cmd
+	return asks(a, cmd, readFlags(cmd), fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{}, a.writeStatus)
 }
 
 func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatusResponse]) error {
@@ -111,7 +106,8 @@ func (a *app) serverListCommand() *cobra.Command {
 		Long:    "Lists the leader of each shard and the standbys that are connected to it.",
 		Example: `  nstance-admin server list --all-shards`,
 	}
-	return asks(a, cmd, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{}, a.writeServers)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{},
+		a.writeServers)
 }
 
 func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatusResponse]) error {
@@ -169,7 +165,7 @@ register-operator --role admin".`}
 func (a *app) orphansListCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "list", Short: "List VMs without a record", Args: cobra.NoArgs,
 		Example: `  nstance-admin orphans list --shard us-west-2a`}
-	return asks(a, cmd, fleet.Client.ListOrphans, &nstancev1.ListOrphansRequest{}, a.writeOrphans)
+	return asks(a, cmd, scopeFlags(cmd), fleet.Client.ListOrphans, &nstancev1.ListOrphansRequest{}, a.writeOrphans)
 }
 
 func (a *app) writeOrphans(w io.Writer, answers answers[*nstancev1.ListOrphansResponse]) error {

@@ -34,23 +34,17 @@ type Outcome struct {
 
 func (o *Outcome) outcome() *Outcome { return o }
 
-// Failure returns the error, or nil.
-func (o Outcome) Failure() *Error { return o.Err }
-
-// Known returns the shard's name and LastKnown.
-func (o Outcome) Known() (shard string, at *time.Time) { return o.Shard, o.LastKnown }
+// Of returns the outcome itself.
+func (o Outcome) Of() Outcome { return o }
 
 // Result is a shard's answer, or its error.
-type Result interface {
-	Failure() *Error
-	Known() (shard string, at *time.Time)
-}
+type Result interface{ Of() Outcome }
 
 // Failed returns the errors of the calls that failed, in the order of the answers.
 func Failed[T Result](answers []T) []*Error {
 	var errs []*Error
 	for _, answer := range answers {
-		if err := answer.Failure(); err != nil {
+		if err := answer.Of().Err; err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -92,11 +86,11 @@ func each[T any, P interface {
 	return answers
 }
 
-// Call makes one call of the leader of each shard, such as Client.ListGroups. It reads all pages of a list. If the
+// Call makes one call of the leader of each shard. It reads all pages of a list. If the
 // request names an instance and a shard has it, the failures of the other shards are left out. If a leader does not
 // answer, the message is what is last known, and both Err and LastKnown are set.
-func Call[Q, M proto.Message](ctx context.Context, f *Fleet, shards []string,
-	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) []Answer[M] {
+func Call[Q, M proto.Message](ctx context.Context, f *Fleet, shards []string, method Method[Q, M],
+	request Q) []Answer[M] {
 	answers := each(ctx, shards, func(ctx context.Context, shard string, into *Answer[M]) (err error) {
 		if into.Message, err = one(ctx, f, shard, method, request); err == nil {
 			return nil
@@ -151,8 +145,8 @@ func (f *Fleet) Invoke(ctx context.Context, shards []string, method protoreflect
 }
 
 // one makes one call of the leader of one shard.
-func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
-	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (answer M, err error) {
+func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string, method Method[Q, M],
+	request Q) (answer M, err error) {
 	prepared, err := f.prepared(ctx, shard, request)
 	if err != nil {
 		return answer, err
@@ -245,8 +239,7 @@ func compareInstances(a, b *nstancev1.InstanceStatus) int {
 const pageSize = 1000
 
 // pages makes a call. If the answer is a page of a list, pages reads the other pages, too.
-func pages[Q, M proto.Message](ctx context.Context, c Client,
-	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (all M, err error) {
+func pages[Q, M proto.Message](ctx context.Context, c Client, method Method[Q, M], request Q) (all M, err error) {
 	fields := request.ProtoReflect().Descriptor().Fields()
 	token := fields.ByName("page_token")
 	if token == nil {

@@ -104,6 +104,9 @@ func (f *Fleet) Close() {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
+// Method is a call of the operator API, such as Client.ListGroups.
+type Method[Q, M proto.Message] = func(Client, context.Context, Q, ...grpc.CallOption) (M, error)
+
 // reach runs `do` against a shard's leader, as [operatorclient.Client.Call] does. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	client := f.clients[shard]

@@ -48,7 +48,8 @@ func OverrideTexts(g *nstancev1.GroupStatus, now time.Time) (texts []string) {
 func OverrideText(o *nstancev1.GroupOverride, now time.Time) string {
 	who := []string{cmp.Or(o.GetBy(), "an operator")}
 	if o.GetAt() != nil {
-		who = append(who, ago(now.Sub(o.GetAt().AsTime())))
+		n, unit := Age(now.Sub(o.GetAt().AsTime()))
+		who = append(who, fmt.Sprintf("%d %s ago", n, unit))
 	}
 	return overrideText(o, who...)
 }
@@ -68,15 +69,15 @@ func overrideText(o *nstancev1.GroupOverride, who ...string) string {
 	return strings.Join(parts, ", ")
 }
 
-// ago says how long ago something happened, such as "10 min ago".
-func ago(d time.Duration) string {
+// Age returns a duration in one unit, rounded down, such as 10 and "min". A negative duration counts as zero.
+func Age(d time.Duration) (n int, unit string) {
 	switch d = max(d, 0); {
 	case d < 2*time.Minute:
-		return fmt.Sprintf("%d s ago", int(d.Seconds()))
+		return int(d.Seconds()), "s"
 	case d < 2*time.Hour:
-		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+		return int(d.Minutes()), "min"
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h ago", int(d.Hours()))
+		return int(d.Hours()), "h"
 	}
-	return fmt.Sprintf("%d d ago", int(d.Hours()/24))
+	return int(d.Hours() / 24), "d"
 }

@@ -27,7 +27,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -217,8 +216,8 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 }
 
 // start begins a call of shards. The function that it returns waits for the answers.
-func start[Q, M proto.Message](p *page, r *http.Request, shards []string,
-	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) func() []fleet.Answer[M] {
+func start[Q, M proto.Message](p *page, r *http.Request, shards []string, method fleet.Method[Q, M],
+	request Q) func() []fleet.Answer[M] {
 	var answers []fleet.Answer[M]
 	var wg sync.WaitGroup
 	wg.Go(func() { answers = fleet.Call(r.Context(), p.Fleet, shards, method, request) })
