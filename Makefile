@@ -89,7 +89,7 @@ pictures: ## Renew the pictures of the documentation: the page's screenshots and
 docs: ## Build the documentation as a static site with search into temp/site
 	@scripts/test.sh site
 
-lint: ## gofmt, vet, golangci-lint, buf, shellcheck, actionlint, spelling
+lint: ## gofmt, golangci-lint with vet, buf, shellcheck, actionlint, spelling
 	@scripts/lint.sh
 
 vulnerabilities: ## Check whether the programs call vulnerable code of the Go vulnerability database (needs the network)

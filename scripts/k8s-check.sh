@@ -168,7 +168,6 @@ check_metrics() {
 }
 
 check_image() {
-	go -C images/container vet ./...
 	go -C images/container test -timeout 30m ./...
 }
 

@@ -13,12 +13,21 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
+# The flags of a release. With the same flags everywhere, Go compiles each package once for all steps.
+case " ${GOFLAGS:-} " in
+*grpcnotrace*) ;;
+*) export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -tags=grpcnotrace" ;;
+esac
+# More memory for a sixth to a third less processor time. With more than this, compilers need gigabytes.
+export GOGC=200
+
 # Packages with goroutines that share state. They run under the race detector, which triples their time.
 race='server server/act/execute server/act/leader server/health server/infra/mock server/infra/tmux server/journal/localdb server/lead/lease
 	server/lead/peer server/serve/agentapi server/serve/operatorapi server/serve/registerapi server/serve/transport server/shardconfig
 	server/shardstate server/watch daemon/tasks agent operator/shards'
 
-# Packages with tests that take minutes. `make test` runs them with -short: fewer random cases, no attacks, no kills. The step long runs all.
+# Packages with tests that take minutes. `make test` runs them with -short: fewer random cases, no attacks, no kills. The step long runs all, so
+# they are not in unit if long follows.
 # serve/transport and operator/shards have such tests too: the step race runs them with -short.
 long='proof/bench proof/histories server/plan server/lead/election operator operator/pool operator/machine operator/drain operator/ondemand'
 
@@ -45,12 +54,12 @@ step_unit() {
 	internal $race $long | xargs go list >"$work/elsewhere"
 	go list ./... | grep -E -v "$others" | grep -v -x -F -f "$work/elsewhere" | xargs go test -timeout 10m -skip '^(TestKubectl|TestCRDSchema)$'
 	# shellcheck disable=SC2086
-	internal $long | xargs go test -short -timeout 10m
+	[ "${long_follows:-}" ] || internal $long | xargs go test -short -timeout 10m
 }
 
 step_race() {
 	# shellcheck disable=SC2086
-	internal $race | xargs go test -race -short -timeout 10m
+	internal $race | CGO_ENABLED=1 xargs go test -race -short -timeout 10m
 }
 
 step_long() {
@@ -182,7 +191,7 @@ step_stacks() {
 	else
 		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
 	fi
-	# The stacks mostly wait, so all four run at the same time.
+	# The stacks mostly wait, so four tests run at the same time.
 	go test ./tests/stacks -count=1 -timeout 50m -parallel 4 -terraform="$terraform"
 }
 
@@ -191,7 +200,7 @@ step_gcpstack() {
 	for name in etcd kube-apiserver kube-controller-manager capi-core kubectl helm; do
 		scripts/tool.sh "$name" >/dev/null
 	done
-	go test ./tests/stacks/gcp -count=1 -timeout 30m -terraform="$(command -v terraform)"
+	go test ./tests/stacks/gcp -count=1 -timeout 30m -parallel 4 -terraform="$(command -v terraform)"
 }
 
 # VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox
@@ -262,7 +271,6 @@ step_docs() {
 # release: signatures, packages, provider and modules from a registry, the chart. It needs root, for the machine that the
 # packages are installed on.
 step_release() {
-	go -C scripts/release vet ./...
 	go -C scripts/release test ./...
 	go test ./tests/release -count=1 -timeout 20m -v -args -run-release -terraform="$(command -v terraform)"
 }
@@ -355,10 +363,20 @@ step_basic() {
 }
 
 # Most of the rest, in three lists at the same time. The lists in the background mostly wait for Kubernetes, for machines and for faults. The
-# first one computes. Steps that measure times run alone, after these.
+# first one computes.
 step_parallel() {
-	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
-		'labs refused copied rotatekey scaling' 'stacks gcpstack install upgrade debug chaos'
+	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release bench' \
+		'labs refused copied rotatekey scaling upgrade debug chaos' 'stacks gcpstack install'
+}
+
+# Steps with limits for the time that a shard needs. They mostly wait, so they run at the same time, but after those that compute.
+step_quiet() {
+	(
+		# shellcheck source=scripts/system.sh
+		. scripts/system.sh
+		build_system
+	)
+	side_by_side 'failover paused' kill9
 }
 
 # side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the
@@ -412,11 +430,15 @@ run() {
 }
 
 basic='tools basic'
-rest='alltools generated lint parallel kill9 failover paused web bench'
+rest='alltools generated lint parallel quiet web'
 case ${1:-} in
 '') eval "set -- $basic" ;;
 rest) eval "set -- $rest" ;;
-all) eval "set -- $basic $rest" ;;
+all)
+	eval "set -- $basic $rest"
+	# The step lint vets all packages.
+	export long_follows=yes GOFLAGS="$GOFLAGS -vet=off"
+	;;
 esac
 steps=
 flags=
