@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 // TestStacks applies the examples with tofu. With the flag -terraform, it applies one of the examples with terraform
 // instead. It compares the recorded calls with the servers' permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
+	t.Parallel()
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *ledger){"single-shard": singleShard, "multi-az": multiAZ,
