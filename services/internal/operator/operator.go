@@ -182,8 +182,8 @@ func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.Public
 // setupControllers sets up all reconcilers.
 func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *drain.Metrics,
 	problems *scope.Problems, adjust func(*rest.Config), log *slog.Logger) error {
-	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
-	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
+	s := scope.Scope{Shards: set, Namespace: c.Environment.Namespace, Cluster: c.Settings.Cluster,
+		Tenant: c.Settings.Tenant, Log: log}
 	for name, err := range map[string]error{
 		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(),
 			External: c.Environment.Endpoint, ServiceAccount: c.Environment.ServiceAccount,
@@ -197,8 +197,8 @@ func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, drains *dra
 		}
 	}
 	return cluster.SetupWorkload(mgr, cluster.WorkloadOptions{
-		Namespace: namespace, Cluster: id, Tenant: tenant, External: !c.Environment.Endpoint.IsZero(), Adjust: adjust,
-		Options: workloadOptions(mgr), Problems: problems, Log: log,
+		Scope: s, External: !c.Environment.Endpoint.IsZero(), Adjust: adjust,
+		Options: workloadOptions(mgr), Problems: problems,
 	}, func(workload kubecluster.Cluster) error {
 		if err := scope.NodeByProviderID.Add(workload.GetFieldIndexer()); err != nil {
 			return err

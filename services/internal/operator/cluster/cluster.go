@@ -220,7 +220,7 @@ func (r *reconciler) recordProblems(infra *v1beta1.NstanceCluster) {
 	for _, one := range all {
 		if !slices.Contains(r.recorded, one) {
 			r.Recorder.Eventf(infra, nil, corev1.EventTypeWarning, one.Reason, "Check", "%s",
-				scope.EventNote(one.Message))
+				scope.Truncate(one.Message))
 		}
 	}
 	r.recorded = all

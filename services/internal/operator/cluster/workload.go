@@ -34,9 +34,7 @@ const (
 
 // WorkloadOptions configures [SetupWorkload].
 type WorkloadOptions struct {
-	// Namespace is the namespace of the Secret with the kubeconfig. Cluster and Tenant determine the name of the
-	// Secret.
-	Namespace, Cluster, Tenant string
+	scope.Scope
 	// External means that the workload cluster is not the operator's own cluster.
 	External bool
 	// Adjust sets the operator's client settings (such as rate limits) in a client configuration. Optional.
@@ -45,7 +43,6 @@ type WorkloadOptions struct {
 	Options []cluster.Option
 	// Problems receives what is wrong with the kubeconfig of an external cluster.
 	Problems *scope.Problems
-	Log      *slog.Logger
 }
 
 // SetupWorkload calls setup with the workload cluster, in which the Nodes and Pods are. This is the manager's own
@@ -57,7 +54,7 @@ func SetupWorkload(mgr ctrl.Manager, o WorkloadOptions, setup func(cluster.Clust
 	if !o.External {
 		return setup(mgr)
 	}
-	at := types.NamespacedName{Namespace: o.Namespace, Name: KubeconfigSecret(v1beta1.ClusterName(o.Cluster, o.Tenant))}
+	at := o.Key(KubeconfigSecret(o.ClusterName()))
 	report := func(err error) {
 		o.Problems.Set("the kubeconfig of the workload cluster", v1beta1.KubeconfigFailedReason, err)
 	}

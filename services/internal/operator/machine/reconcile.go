@@ -139,12 +139,11 @@ func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList
 func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, notFound bool,
 	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
-		there, err := r.readReferenced(ctx, &clusterv1.Machine{}, client.ObjectKey{Namespace: m.Namespace,
-			Name: ref.Name}, ref)
-		if err != nil || there == nil {
+		owner = &clusterv1.Machine{}
+		if found, err := r.readReferenced(ctx, owner, ref); err != nil || !found {
 			return nil, err == nil, err
 		}
-		return there.(*clusterv1.Machine), false, nil
+		return owner, false, nil
 	}
 	var machines clusterv1.MachineList
 	if err := r.Client.List(ctx, &machines, client.InNamespace(m.Namespace),
@@ -177,19 +176,18 @@ func (r *Reconciler) readCurrentOwner(ctx context.Context, owner *clusterv1.Mach
 }
 
 // readReferenced reads the object in an owner reference from the cache. If the cache does not have the object,
-// readReferenced asks the API server. It returns nil if the object does not exist.
-func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key client.ObjectKey,
-	ref *metav1.OwnerReference) (client.Object, error) {
+// readReferenced asks the API server. It returns false if the object does not exist.
+func (r *Reconciler) readReferenced(ctx context.Context, into client.Object, ref *metav1.OwnerReference) (bool, error) {
 	for _, reader := range []client.Reader{r.Client, r.Reader} {
-		err := reader.Get(ctx, key, obj)
+		err := reader.Get(ctx, r.Key(ref.Name), into)
 		switch {
-		case err == nil && obj.GetUID() == ref.UID:
-			return obj, nil
-		case err != nil && !apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("read the owner %s %s: %w", ref.Kind, ref.Name, err)
+		case err == nil && into.GetUID() == ref.UID:
+			return true, nil
+		case client.IgnoreNotFound(err) != nil:
+			return false, fmt.Errorf("read the owner %s %s: %w", ref.Kind, ref.Name, err)
 		}
 	}
-	return nil, nil
+	return false, nil
 }
 
 // poolGone reports whether the pool of a pool machine is being deleted or does not exist. Kubernetes removes the
@@ -197,9 +195,9 @@ func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key 
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {
-			pool, err := r.readReferenced(ctx, &v1beta1.NstanceMachinePool{}, client.ObjectKey{Namespace: m.Namespace,
-				Name: ref.Name}, &ref)
-			return pool == nil || !pool.GetDeletionTimestamp().IsZero(), err
+			pool := &v1beta1.NstanceMachinePool{}
+			found, err := r.readReferenced(ctx, pool, &ref)
+			return !found || !pool.DeletionTimestamp.IsZero(), err
 		}
 	}
 	return true, nil

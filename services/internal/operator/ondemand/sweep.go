@@ -259,7 +259,7 @@ func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 		r.warned[one.pod.UID] = one.text
 		r.Log.Warn("a pod waits", "pod", one.pod.Namespace+"/"+one.pod.Name, "reason", one.text)
 		r.recorder.Eventf(one.pod, nil, corev1.EventTypeWarning, one.reason, "CreateMachine", "%s",
-			scope.EventNote(one.text))
+			scope.Truncate(one.text))
 	}
 }
 

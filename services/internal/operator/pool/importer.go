@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,9 +27,8 @@ import (
 // anything, it asks every shard: without the answer of one shard, the number of replicas would be wrong.
 type importer struct {
 	pools
-
-	mu sync.Mutex
-	// reported maps each group that could not be imported to the reason, so that each reason is reported once.
+	// reported maps each group that could not be imported to the reason, so that each reason is reported once. Only the
+	// single worker uses it.
 	reported map[string]string
 }
 
@@ -155,8 +153,6 @@ func (r *importer) createImported(ctx context.Context, one importedGroup) error 
 // reportRefusals reports groups that cannot be imported. The events are about the NstanceCluster, because these groups
 // have no Kubernetes object.
 func (r *importer) reportRefusals(cluster string, list []refusal) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	reasons := map[string]string{}
 	for _, one := range list {
 		reasons[one.group] = one.reason

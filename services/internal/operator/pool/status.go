@@ -67,6 +67,6 @@ func (p *pools) recordEvents(about runtime.Object, events ...notice) {
 		if e.warning {
 			kind = corev1.EventTypeWarning
 		}
-		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", scope.EventNote(e.note))
+		p.Recorder.Eventf(about, nil, kind, e.reason, e.reason, "%s", scope.Truncate(e.note))
 	}
 }

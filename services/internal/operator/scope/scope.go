@@ -310,8 +310,7 @@ func (p *Problems) Notify(fn func()) {
 	p.changed = append(p.changed, fn)
 }
 
-// EventNote shortens a text to the API's limit for an event.
-func EventNote(text string) string { return text[:min(len(text), 1024)] }
-
 // ConditionMessage shortens a text to the API's limit for a condition.
-func ConditionMessage(text string) string { return text[:min(len(text), 32768)] }
+func ConditionMessage(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), 32768)], "")
+}
