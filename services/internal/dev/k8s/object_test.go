@@ -321,8 +321,8 @@ func TestScale(t *testing.T) {
 		metav1.CreateOptions{}))(t)
 	scale := must(c.Get(ctx, "a", metav1.GetOptions{}, "scale"))(t)
 	var s autoscaling.Scale
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(scale.Object, &s); err != nil || s.Spec.Replicas != 1 || s.Name != "a" ||
-		s.ResourceVersion == "" {
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(scale.Object, &s)
+	if err != nil || s.Spec.Replicas != 1 || s.Name != "a" || s.ResourceVersion == "" {
 		t.Errorf("scale: %v, %v", err, scale)
 	}
 	_ = unstructured.SetNestedField(scale.Object, int64(4), "spec", "replicas")

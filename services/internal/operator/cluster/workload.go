@@ -182,7 +182,7 @@ func waitForChange(ctx context.Context, reader client.Reader, at types.Namespace
 	for tasks.Sleep(ctx, recheck) == nil {
 		now, err := readKubeconfig(ctx, reader, at)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of the program is no failure to read the kubeconfig
 		}
 		report(err)
 		if err != nil {
