@@ -267,6 +267,39 @@ func (r CreateRequest) Digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
+// Order is a create request whose fields were parsed. A is the type of the cloud's arguments.
+type Order[A any] struct {
+	CreateRequest
+	What   string // the operation, for errors
+	Size   vmsize.Size
+	Args   A
+	Digest string
+}
+
+// ParseOrder parses a request to a cloud whose instance types are sizes. parseArgs is the parser of the cloud's
+// arguments. The host name defaults to the instance ID.
+func ParseOrder[A any](ctx context.Context, req CreateRequest, parseArgs func(map[string]any) (A, []cloud.Problem)) (
+	Order[A], error) {
+	o := Order[A]{CreateRequest: req, What: "create " + req.Tags.Instance.String()}
+	if err := ctx.Err(); err != nil {
+		return o, Wrap(Indeterminate, o.What, err)
+	}
+	if req.Tags.Instance.IsZero() {
+		return o, Errorf(Invalid, o.What, "no instance ID")
+	}
+	o.Hostname = cmp.Or(req.Hostname, req.Tags.Instance.String())
+	args, problems := parseArgs(req.Args)
+	o.Args = args
+	err := JoinProblems(problems, "args")
+	if err == nil {
+		o.Size, err = vmsize.Parse(req.InstanceType)
+	}
+	if err == nil {
+		o.Digest, err = req.Digest()
+	}
+	return o, Wrap(Invalid, o.What, err)
+}
+
 // DecodeArgs copies args, which a cloud's contract has decoded and checked, into the request of the cloud's SDK. The
 // error lists all problems that the contract found.
 func DecodeArgs(decoded map[string]any, found []cloud.Problem, into any) error {

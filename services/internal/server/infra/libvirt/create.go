@@ -11,7 +11,6 @@ import (
 	"github.com/digitalocean/go-libvirt"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
-	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/nocloud"
@@ -31,57 +30,31 @@ const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.
 type order struct {
-	infra.CreateRequest
-	what    string
+	infra.Order[contract.Args]
 	host    *host
 	network string
-	size    vmsize.Size
-	args    contract.Args
-	digest  string
 	id      libvirt.UUID
 }
 
-func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
-	o := order{CreateRequest: req, what: "create " + req.Tags.Instance.String()}
-	invalid := func(err error) (order, error) { return order{}, infra.Wrap(infra.Invalid, o.what, err) }
-	if req.Tags.Instance.IsZero() {
-		return invalid(errors.New("no instance ID"))
+func (p *Provider) parseRequest(ctx context.Context, req infra.CreateRequest) (o order, err error) {
+	if o.Order, err = infra.ParseOrder(ctx, req, contract.ParseArgs); err != nil {
+		return o, err
 	}
-	var err error
-	if o.host, o.network, err = p.splitSubnet(req.Subnet); err != nil {
-		return invalid(err)
+	o.id = domainUUID(req.Tags, o.Digest)
+	o.host, o.network, err = p.splitSubnet(req.Subnet)
+	if err == nil && o.Args.Image+o.Args.Kernel == "" {
+		err = errors.New("args: neither image nor kernel is given")
 	}
-	if o.size, err = vmsize.Parse(req.InstanceType); err != nil {
-		return invalid(err)
-	}
-	args, problems := contract.ParseArgs(req.Args)
-	if err := infra.JoinProblems(problems, "args"); err != nil {
-		return invalid(err)
-	}
-	if args.Image+args.Kernel == "" {
-		return invalid(errors.New("args: neither image nor kernel is given"))
-	}
-	o.args = args
-	if o.digest, err = req.Digest(); err != nil {
-		return invalid(err)
-	}
-	o.id = domainUUID(req.Tags, o.digest)
-	if o.Hostname == "" {
-		o.Hostname = req.Tags.Instance.String()
-	}
-	return o, nil
+	return o, infra.Wrap(infra.Invalid, o.What, err)
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
-	if err := ctx.Err(); err != nil {
-		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
-	}
-	o, err := p.parseRequest(req)
+	o, err := p.parseRequest(ctx, req)
 	if err != nil {
 		return infra.VM{}, err
 	}
-	return call(ctx, o.host, o.what, func(c *libvirt.Libvirt) (infra.VM, error) {
+	return call(ctx, o.host, o.What, func(c *libvirt.Libvirt) (infra.VM, error) {
 		defer o.host.lock(o.Tags.Instance)()
 		vm, found, err := p.findExisting(c, o)
 		if found || err != nil {
@@ -110,7 +83,7 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 	case err != nil:
 		return infra.VM{}, false, err
 	case dom.UUID != o.id:
-		return infra.VM{}, true, infra.Errorf(infra.Conflict, o.what, "domain %s was made by another request",
+		return infra.VM{}, true, infra.Errorf(infra.Conflict, o.What, "domain %s was made by another request",
 			formatUUID(dom.UUID))
 	}
 	d, err := readDomain(c, o.host, dom)
@@ -119,7 +92,7 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 	}
 	vm = p.describe(d, readLeases(c, d))
 	if !vm.State.Alive() && !d.saved {
-		return infra.VM{}, true, infra.Errorf(infra.Conflict, o.what, "domain %s of this request is %s", dom.Name,
+		return infra.VM{}, true, infra.Errorf(infra.Conflict, o.What, "domain %s of this request is %s", dom.Name,
 			vm.State)
 	}
 	return vm, true, nil
@@ -129,8 +102,8 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 // marks the instance ID as used), the domain and the other volumes, and starts the domain. If an error means that no VM
 // was made, createNew removes everything except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
-	defer o.host.reserve(o.Tags.Instance.String(), o.size.MemoryMiB)()
-	if err := p.checkMemory(c, o.what, o.host); err != nil {
+	defer o.host.reserve(o.Tags.Instance.String(), o.Size.MemoryMiB)()
+	if err := p.checkMemory(c, o.What, o.host); err != nil {
 		return infra.VM{}, err
 	}
 	if _, err := c.NetworkLookupByName(o.network); err != nil {
@@ -140,10 +113,10 @@ func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (
 	if err != nil {
 		return infra.VM{}, err
 	}
-	build := machine{id: o.id, name: o.Tags.Instance.String(), size: o.size, arch: o.Arch,
-		domainType: p.options.DomainType, network: o.network, cmdline: o.args.Cmdline}
+	build := machine{id: o.id, name: o.Tags.Instance.String(), size: o.Size, arch: o.Arch,
+		domainType: p.options.DomainType, network: o.network, cmdline: o.Args.Cmdline}
 	var image libvirt.StorageVol
-	for name, path := range map[string]*string{o.args.Kernel: &build.kernel, o.args.Initrd: &build.initrd} {
+	for name, path := range map[string]*string{o.Args.Kernel: &build.kernel, o.Args.Initrd: &build.initrd} {
 		if name == "" {
 			continue
 		}
@@ -151,18 +124,18 @@ func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (
 			return infra.VM{}, err
 		}
 	}
-	if o.args.Image != "" {
-		if image, _, err = v.find(o.args.Image); err != nil {
+	if o.Args.Image != "" {
+		if image, _, err = v.find(o.Args.Image); err != nil {
 			return infra.VM{}, err
 		}
 	}
 	if err := v.createEmpty(build.name + claimSuffix); isCode(err, libvirt.ErrStorageVolExist) {
-		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "the instance ID was used before")
+		return infra.VM{}, infra.Errorf(infra.Conflict, o.What, "the instance ID was used before")
 	} else if err != nil {
 		return infra.VM{}, err
 	}
 	vm, err := p.build(c, v, o, build, image)
-	if class := infra.ClassOf(classify(o.what, err)); err != nil && class != infra.Indeterminate && ctx.Err() == nil {
+	if class := infra.ClassOf(classify(o.What, err)); err != nil && class != infra.Indeterminate && ctx.Err() == nil {
 		if dom, lookupErr := c.DomainLookupByUUID(o.id); lookupErr == nil {
 			_ = c.DomainUndefineFlags(dom, undefineAll) // the error that is returned is the important one
 		}
@@ -174,32 +147,32 @@ func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (
 // build defines the domain, makes its volumes, and starts it.
 func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	image libvirt.StorageVol) (infra.VM, error) {
-	meta := metadata{Tags: o.Tags, Digest: o.digest, Hostname: o.Hostname, Created: p.now().UTC()}
+	meta := metadata{Tags: o.Tags, Digest: o.Digest, Hostname: o.Hostname, Created: p.now().UTC()}
 	var err error
 	if m.metadata, err = meta.encode(); err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	iso, err := nocloud.ISO(o.Tags.Instance, o.Hostname, o.Userdata)
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	m.seed, m.console = v.path(m.name+seedSuffix), v.path(m.name+consoleSuffix)
-	if o.args.Image != "" {
+	if o.Args.Image != "" {
 		m.disk = v.path(m.name + diskSuffix)
 	}
 	text, err := m.domainXML()
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	dom, err := c.DomainDefineXMLFlags(text, 0)
 	if isCode(err, libvirt.ErrOperationFailed) {
-		return infra.VM{}, infra.Wrap(infra.Conflict, o.what, err) // another UUID under this name
+		return infra.VM{}, infra.Wrap(infra.Conflict, o.What, err) // another UUID under this name
 	}
 	if err != nil {
 		return infra.VM{}, err
 	}
-	if o.args.Image != "" {
-		if err := v.overlay(m.name+diskSuffix, image, o.args.DiskGiB); err != nil {
+	if o.Args.Image != "" {
+		if err := v.overlay(m.name+diskSuffix, image, o.Args.DiskGiB); err != nil {
 			return infra.VM{}, err
 		}
 	}
@@ -212,7 +185,7 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	meta.Starting = p.now().UTC()
 	content, err := meta.encode()
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	err = c.DomainSetMetadata(dom, int32(libvirt.DomainMetadataElement), libvirt.OptString{"<vm>" + content + "</vm>"},
 		libvirt.OptString{"nstance"}, libvirt.OptString{namespace}, libvirt.DomainAffectConfig)
@@ -220,11 +193,11 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 		return infra.VM{}, err
 	}
 	if _, err := c.DomainCreateWithFlags(dom, 0); err != nil {
-		return infra.VM{}, o.host.startError(o.what, err)
+		return infra.VM{}, o.host.startError(o.What, err)
 	}
 	d, err := readDomain(c, o.host, dom)
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Indeterminate, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Indeterminate, o.What, err)
 	}
 	return p.describe(d, nil), nil
 }

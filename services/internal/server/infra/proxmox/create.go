@@ -12,7 +12,6 @@ import (
 	"time"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
-	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
@@ -21,59 +20,34 @@ import (
 
 // order is a create request whose fields were parsed.
 type order struct {
-	infra.CreateRequest
-	what         string
+	infra.Order[contract.Args]
 	vmid         int
 	node, bridge string
-	size         vmsize.Size
-	args         contract.Args
-	digest       string
 }
 
-func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
-	o := order{CreateRequest: req, what: "create " + req.Tags.Instance.String(), vmid: vmidOf(req.Tags.Instance)}
-	invalid := func(err error) (order, error) { return order{}, infra.Wrap(infra.Invalid, o.what, err) }
-	if req.Tags.Instance.IsZero() {
-		return invalid(errors.New("no instance ID"))
+func parseRequest(ctx context.Context, req infra.CreateRequest) (o order, err error) {
+	if o.Order, err = infra.ParseOrder(ctx, req, contract.ParseArgs); err != nil {
+		return o, err
 	}
-	var err error
-	if o.node, o.bridge, err = contract.ParseSubnet(req.Subnet); err != nil {
-		return invalid(err)
+	o.vmid = vmidOf(req.Tags.Instance)
+	o.node, o.bridge, err = contract.ParseSubnet(req.Subnet)
+	if err == nil && o.Args.Template == "" {
+		err = errors.New("args: template is missing")
 	}
-	if o.size, err = vmsize.Parse(req.InstanceType); err != nil {
-		return invalid(err)
-	}
-	args, problems := contract.ParseArgs(req.Args)
-	if err := infra.JoinProblems(problems, "args"); err != nil {
-		return invalid(err)
-	}
-	if args.Template == "" {
-		return invalid(errors.New("args: template is missing"))
-	}
-	o.args = args
-	if o.digest, err = req.Digest(); err != nil {
-		return invalid(err)
-	}
-	if o.Hostname == "" {
-		o.Hostname = req.Tags.Instance.String()
-	}
-	return o, nil
+	return o, infra.Wrap(infra.Invalid, o.What, err)
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
 // continues after the last step of the earlier request. A VM is started only once: by the request that writes the time
 // of the start into the VM's description.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
-	if err := ctx.Err(); err != nil {
-		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
-	}
-	o, err := p.parseRequest(req)
+	o, err := parseRequest(ctx, req)
 	if err != nil {
 		return infra.VM{}, err
 	}
 	defer p.lock(o.vmid)()
 	vm, err := p.create(ctx, o)
-	return vm, p.client.classifyOnNode(o.what, err)
+	return vm, p.client.classifyOnNode(o.What, err)
 }
 
 // lock waits until no other call changes the same VM, and then locks the VM. It returns the function that unlocks it.
@@ -113,7 +87,7 @@ func findTemplate(inv inventory, o order) (resource, error) {
 	var found []resource
 	for _, own := range []bool{true, false} {
 		for _, r := range inv.guests {
-			if r.Template != 0 && r.Name == o.args.Template && (r.Node == o.node) == own && inv.online[r.Node] {
+			if r.Template != 0 && r.Name == o.Args.Template && (r.Node == o.node) == own && inv.online[r.Node] {
 				found = append(found, r)
 			}
 		}
@@ -123,39 +97,39 @@ func findTemplate(inv inventory, o order) (resource, error) {
 	}
 	switch len(found) {
 	case 0:
-		return resource{}, infra.Errorf(infra.Invalid, o.what,
-			"there is no VM template %q that the token may see on a node that is online", o.args.Template)
+		return resource{}, infra.Errorf(infra.Invalid, o.What,
+			"there is no VM template %q that the token may see on a node that is online", o.Args.Template)
 	case 1:
 		return found[0], nil
 	}
-	return resource{}, infra.Errorf(infra.Invalid, o.what, "VMs %d and %d are both templates with the name %q",
-		found[0].VMID, found[1].VMID, o.args.Template)
+	return resource{}, infra.Errorf(infra.Invalid, o.What, "VMs %d and %d are both templates with the name %q",
+		found[0].VMID, found[1].VMID, o.Args.Template)
 }
 
 // clone makes the VM from its template, without userdata, and returns the VM with its node. It fails with errChanged if
 // another request made the VM.
 func (p *Provider) clone(ctx context.Context, inv inventory, o order) (resource, error) {
 	if online, known := inv.online[o.node]; !known {
-		return resource{}, infra.Errorf(infra.Invalid, o.what, "the cluster has no node %s", o.node)
+		return resource{}, infra.Errorf(infra.Invalid, o.What, "the cluster has no node %s", o.node)
 	} else if !online {
-		return resource{}, infra.Errorf(infra.Capacity, o.what, "node %s is offline", o.node)
+		return resource{}, infra.Errorf(infra.Capacity, o.What, "node %s is offline", o.node)
 	}
 	template, err := findTemplate(inv, o)
 	if err != nil {
 		return resource{}, err
 	}
-	description, err := metadata{Tags: o.Tags, Digest: o.digest, Hostname: o.Hostname, Created: p.now().UTC()}.encode()
+	description, err := metadata{Tags: o.Tags, Digest: o.Digest, Hostname: o.Hostname, Created: p.now().UTC()}.encode()
 	if err != nil {
-		return resource{}, infra.Wrap(infra.Invalid, o.what, err)
+		return resource{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	form := url.Values{"newid": {strconv.Itoa(o.vmid)}, "name": {o.Tags.Instance.String()},
 		"description": {description}}
 	if p.options.Pool != "" {
 		form.Set("pool", p.options.Pool)
 	}
-	if o.args.Storage != "" {
+	if o.Args.Storage != "" {
 		form.Set("full", "1")
-		form.Set("storage", o.args.Storage)
+		form.Set("storage", o.Args.Storage)
 	}
 	if template.Node != o.node {
 		form.Set("target", o.node)
@@ -179,7 +153,7 @@ func (p *Provider) clone(ctx context.Context, inv inventory, o order) (resource,
 // finish configures and starts a VM that was cloned, unless another request has done so.
 func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, error) {
 	conflict := func(format string, args ...any) (infra.VM, error) {
-		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "VM %d %s", o.vmid, fmt.Sprintf(format, args...))
+		return infra.VM{}, infra.Errorf(infra.Conflict, o.What, "VM %d %s", o.vmid, fmt.Sprintf(format, args...))
 	}
 	if r.Type != "qemu" {
 		return conflict("is a container")
@@ -193,7 +167,7 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 		return infra.VM{}, errBeingCloned
 	case !config.ok:
 		return conflict("is not an instance: the VMID is used")
-	case m.Tags.Instance != o.Tags.Instance || m.Digest != o.digest:
+	case m.Tags.Instance != o.Tags.Instance || m.Digest != o.Digest:
 		return conflict("was made by another request")
 	case !m.Deleted.IsZero():
 		return conflict("of this request was deleted")
@@ -208,7 +182,7 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 		return conflict("of this request is %s", live.Status)
 	}
 	vm, err := p.start(ctx, r.Node, o, config)
-	if err != nil && infra.ClassOf(p.client.classifyOnNode(o.what, err)) != infra.Indeterminate {
+	if err != nil && infra.ClassOf(p.client.classifyOnNode(o.What, err)) != infra.Indeterminate {
 		if deleteErr := p.deleteVM(ctx, r.Node, o.vmid, o.Tags); deleteErr != nil {
 			p.log.Warn("a VM that could not be started stays", "vmid", o.vmid, "error", deleteErr)
 		}
@@ -219,12 +193,12 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 // start configures a VM and starts it.
 func (p *Provider) start(ctx context.Context, node string, o order, config vmConfig) (infra.VM, error) {
 	if drive := config.cloudInitDrive(); drive != "" {
-		return infra.VM{}, infra.Errorf(infra.Invalid, o.what, "the template %q has a cloud-init drive, which hides "+
-			"the userdata: remove it from the template with qm set VMID --delete %s", o.args.Template, drive)
+		return infra.VM{}, infra.Errorf(infra.Invalid, o.What, "the template %q has a cloud-init drive, which hides "+
+			"the userdata: remove it from the template with qm set VMID --delete %s", o.Args.Template, drive)
 	}
 	iso, err := nocloud.ISO(o.Tags.Instance, o.Hostname, o.Userdata)
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	if err := p.client.upload(ctx, node, p.options.SeedStorage, seedName(o.Tags.Instance), iso); err != nil {
 		return infra.VM{}, fmt.Errorf("upload the userdata to storage %s: %w", p.options.SeedStorage, err)
@@ -233,7 +207,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 	m.Starting = p.now().UTC()
 	form, err := p.settings(o, m)
 	if err != nil {
-		return infra.VM{}, infra.Wrap(infra.Invalid, o.what, err)
+		return infra.VM{}, infra.Wrap(infra.Invalid, o.What, err)
 	}
 	if err := p.writeConfig(ctx, node, o.vmid, config.digest, form); err != nil {
 		return infra.VM{}, err
@@ -243,7 +217,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		if err == nil || has(err, "already running") {
 			break
 		}
-		if infra.ClassOf(p.client.classify(o.what, err)) != infra.Throttled {
+		if infra.ClassOf(p.client.classify(o.What, err)) != infra.Throttled {
 			return infra.VM{}, err
 		}
 		_ = tasks.Sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries))
@@ -257,7 +231,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		if err := p.deleteVM(ctx, node, o.vmid, o.Tags); err != nil {
 			return infra.VM{}, err
 		}
-		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "VM %d was deleted while it was started", o.vmid)
+		return infra.VM{}, infra.Errorf(infra.Conflict, o.What, "VM %d was deleted while it was started", o.vmid)
 	}
 	config.metadata.Started = true
 	if err := p.writeMetadata(ctx, node, o.vmid, config); err != nil {
@@ -273,19 +247,19 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 		return nil, err
 	}
 	network := "virtio,bridge=" + o.bridge
-	if o.args.VLAN != 0 {
-		network += ",tag=" + strconv.Itoa(o.args.VLAN)
+	if o.Args.VLAN != 0 {
+		network += ",tag=" + strconv.Itoa(o.Args.VLAN)
 	}
 	// The agent learns where it runs from two values of the firmware: sys_vendor and product_serial.
 	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
-	smbios := fmt.Sprintf("uuid=%s,manufacturer=%s,serial=%s,base64=1", uuidOf(o.digest), encode("Proxmox"),
+	smbios := fmt.Sprintf("uuid=%s,manufacturer=%s,serial=%s,base64=1", uuidOf(o.Digest), encode("Proxmox"),
 		encode(o.Tags.Instance.String()))
 	return url.Values{
 		"description": {description},
 		"tags":        {strings.Join([]string{ownerTag(o.Tags.Owner), o.Tags.Instance.String()}, ";")},
-		"cores":       {strconv.Itoa(o.size.CPUs)},
+		"cores":       {strconv.Itoa(o.Size.CPUs)},
 		"sockets":     {"1"},
-		"memory":      {strconv.FormatInt(o.size.MemoryMiB, 10)},
+		"memory":      {strconv.FormatInt(o.Size.MemoryMiB, 10)},
 		"balloon":     {"0"},
 		"net0":        {network},
 		"ide2":        {p.seedVolume(o.Tags.Instance) + ",media=cdrom"},
