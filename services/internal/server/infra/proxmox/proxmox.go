@@ -112,7 +112,7 @@ func (p *Provider) readInventory(ctx context.Context) (inv inventory, err error)
 }
 
 func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, error) {
-	inv := inventory{guests: map[int]resource{}, online: map[string]bool{}}
+	inv := inventory{guests: map[int]resource{}}
 	var guests []resource
 	if err := c.get(ctx, &guests, url.Values{"type": {"vm"}}, "cluster", "resources"); err != nil {
 		return inventory{}, err
@@ -120,22 +120,9 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 	for _, r := range guests {
 		inv.guests[r.VMID] = r
 	}
-	var status []struct {
-		Type    string `json:"type"`
-		Name    string `json:"name"`
-		Online  int    `json:"online"`
-		Quorate int    `json:"quorate"`
-	}
-	if err := c.get(ctx, &status, nil, "cluster", "status"); err != nil {
+	var err error
+	if inv.online, err = c.readNodes(ctx); err != nil {
 		return inventory{}, err
-	}
-	for _, s := range status {
-		if s.Type == "cluster" && s.Quorate == 0 {
-			return inventory{}, errNoQuorum
-		}
-		if s.Type == "node" {
-			inv.online[s.Name] = s.Online != 0
-		}
 	}
 	granted, err := p.privileges(ctx, c, p.guestPath())
 	if err != nil {
@@ -146,6 +133,29 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 			p.guestPath()}
 	}
 	return inv, nil
+}
+
+// readNodes reads which nodes the cluster has, and which of them are online.
+func (c *client) readNodes(ctx context.Context) (online map[string]bool, err error) {
+	var status []struct {
+		Type    string `json:"type"`
+		Name    string `json:"name"`
+		Online  int    `json:"online"`
+		Quorate int    `json:"quorate"`
+	}
+	if err := c.get(ctx, &status, nil, "cluster", "status"); err != nil {
+		return nil, err
+	}
+	online = map[string]bool{}
+	for _, s := range status {
+		if s.Type == "cluster" && s.Quorate == 0 {
+			return nil, errNoQuorum
+		}
+		if s.Type == "node" {
+			online[s.Name] = s.Online != 0
+		}
+	}
+	return online, nil
 }
 
 // guestPath returns the path on which the token needs its privileges for VMs. With the option pool, this is the path of
@@ -423,24 +433,20 @@ func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 
 // watchOnce reports each VM whose status differs from the status that was last seen on its node.
 func (p *Provider) watchOnce(ctx context.Context, seen map[string]map[int]liveVM, changed func(ident.ID)) {
-	var nodes []struct {
-		Type   string `json:"type"`
-		Name   string `json:"name"`
-		Online int    `json:"online"`
-	}
-	if err := p.client.get(ctx, &nodes, nil, "cluster", "status"); err != nil {
+	nodes, err := p.client.readNodes(ctx)
+	if err != nil {
 		return // List reports what is wrong
 	}
-	for _, n := range nodes {
-		if n.Online == 0 {
+	for name, online := range nodes {
+		if !online {
 			continue
 		}
-		now, err := p.readNode(ctx, n.Name)
+		now, err := p.readNode(ctx, name)
 		if err != nil {
 			continue
 		}
-		before := seen[n.Name]
-		seen[n.Name] = now
+		before := seen[name]
+		seen[name] = now
 		for vmid, vm := range now {
 			if vm != before[vmid] {
 				report(vm, changed)
