@@ -33,10 +33,8 @@ type pane struct {
 	dead   bool
 }
 
-var (
-	errNoServer  = errors.New("no tmux server is running")
-	errNoSession = errors.New("no such tmux session")
-)
+// errGone means that the tmux server, the session or the window does not exist.
+var errGone = errors.New("no such tmux session")
 
 // environment returns the variables of this process that tmux and the VMs inherit. It leaves out TMUX, so that a server
 // that itself runs under tmux (as with Overmind) uses the configured socket. It also leaves out this server's
@@ -80,13 +78,11 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	text := strings.TrimSpace(stderr.String())
 	switch {
 	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"),
-		strings.Contains(text, "lost server"),
-		strings.Contains(text, "No such file or directory"):
-		return "", errNoServer
-	case strings.HasPrefix(text, "no current "), // a tmux server without sessions, which is about to exit
+		strings.Contains(text, "lost server"), strings.Contains(text, "No such file or directory"),
+		strings.HasPrefix(text, "no current "), // a tmux server without sessions, which is about to exit
 		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"),
 		strings.HasPrefix(text, "can't find pane"):
-		return "", errNoSession
+		return "", errGone
 	case text != "":
 		return "", fmt.Errorf("tmux %s: %w: %s", args[0], err, text)
 	default:
@@ -98,7 +94,7 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 func (s *session) panes(ctx context.Context) ([]pane, error) {
 	// List the panes of all sessions: this does not fail if the VMs' session does not exist.
 	out, err := s.run(ctx, "list-panes", "-a", "-F", paneFormat)
-	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
+	if errors.Is(err, errGone) {
 		return nil, nil
 	}
 	if err != nil {
@@ -137,7 +133,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)
-		if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
+		if errors.Is(err, errGone) {
 			out, err = s.run(ctx, append([]string{"new-session", "-d", "-s", s.name, "-x", "200", "-y", "50"},
 				command...)...)
 		}
@@ -147,8 +143,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 			}
 			return pid, nil
 		}
-		if !errors.Is(err, errNoServer) && !errors.Is(err, errNoSession) &&
-			!strings.Contains(err.Error(), "duplicate session") {
+		if !errors.Is(err, errGone) && !strings.Contains(err.Error(), "duplicate session") {
 			break
 		}
 	}
@@ -159,7 +154,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 // error.
 func (s *session) close(ctx context.Context, window string) error {
 	_, err := s.run(ctx, "kill-window", "-t", window)
-	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
+	if errors.Is(err, errGone) {
 		return nil
 	}
 	return err
