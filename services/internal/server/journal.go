@@ -78,11 +78,8 @@ func logEvent(log *slog.Logger, e *record.Event) {
 // journalInstance records a step in the life of an instance.
 func journalInstance(j *journal.Journal, e shardstate.InstanceEvent) {
 	event := record.Event{At: e.At, Kind: "instance_" + record.EventKind(e.Type), Tenant: e.Tenant, Group: e.Group,
-		Instance: e.Instance.String(), Cause: string(e.Cause), Actor: actors[e.Type], Message: e.Reason,
-		TookSeconds: e.Took.Seconds()}
-	if !e.Replaces.IsZero() {
-		event.Replaces = e.Replaces.String()
-	}
+		Instance: e.Instance.String(), Replaces: e.Replaces.String(), Cause: string(e.Cause), Actor: actors[e.Type],
+		Message: e.Reason, TookSeconds: e.Took.Seconds()}
 	if e.Type == shardstate.EventPendingDeletion && e.Drain {
 		return // the announcement of a drain; the deletion itself has an event before
 	}
@@ -124,12 +121,9 @@ var actors = map[shardstate.InstanceEventType]string{
 // journalAlert records that an alert was raised or resolved.
 func journalAlert(j *journal.Journal, e shardstate.ErrorEvent) {
 	event := record.Event{At: e.At, Kind: record.EventAlertRaised, Tenant: e.Tenant, Group: e.Group,
-		Cause: string(e.Kind), Actor: "leader", Message: e.Message}
+		Instance: e.Instance.String(), Cause: string(e.Kind), Actor: "leader", Message: e.Message}
 	if e.Resolved {
 		event.Kind = record.EventAlertResolved
-	}
-	if !e.Instance.IsZero() {
-		event.Instance = e.Instance.String()
 	}
 	j.Record(event)
 }

@@ -65,15 +65,9 @@ func (c *call) explained(key config.GroupKey, snapshot plan.Snapshot, e plan.Exp
 		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError || !about(a.Instance, a.Replaces) {
 			continue // errors has the active ones
 		}
-		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(), Cause: string(a.Cause),
-			Deadline: timestamp(a.Deadline)}
-		if !a.Instance.IsZero() {
-			planned.InstanceId = a.Instance.String()
-		}
-		if !a.Replaces.IsZero() {
-			planned.Replaces = a.Replaces.String()
-		}
-		answer.Actions = append(answer.Actions, planned)
+		answer.Actions = append(answer.Actions, &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(),
+			Cause: string(a.Cause), InstanceId: a.Instance.String(), Replaces: a.Replaces.String(),
+			Deadline: timestamp(a.Deadline)})
 	}
 	if view, ok := c.state().GroupView(key); ok && view.Scaled != nil {
 		answer.Scaling = groupScaling(view.Scaled)
@@ -103,11 +97,8 @@ func wait(w plan.Wait, now time.Time) *nstancev1.Wait {
 	}
 	out := &nstancev1.Wait{Text: w.Words(now), Until: timestamp(w.Until), Resting: w.Resting}
 	for _, p := range w.Parts {
-		part := &nstancev1.WaitPart{Text: p.Words(now), At: timestamp(p.At)}
-		if !p.Instance.IsZero() {
-			part.InstanceId = p.Instance.String()
-		}
-		out.Parts = append(out.Parts, part)
+		out.Parts = append(out.Parts, &nstancev1.WaitPart{Text: p.Words(now), InstanceId: p.Instance.String(),
+			At: timestamp(p.At)})
 	}
 	return out
 }

@@ -119,12 +119,8 @@ func (c *call) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Operato
 }
 
 func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
-	out := &nstancev1.ErrorEvent{Kind: string(event.Kind), Group: event.Group, Message: event.Message,
-		At: timestamp(event.At), Resolved: event.Resolved}
-	if !event.Instance.IsZero() {
-		out.InstanceId = event.Instance.String()
-	}
-	return out
+	return &nstancev1.ErrorEvent{Kind: string(event.Kind), InstanceId: event.Instance.String(), Group: event.Group,
+		Message: event.Message, At: timestamp(event.At), Resolved: event.Resolved}
 }
 
 // WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event.
@@ -202,11 +198,8 @@ func eventType(t shardstate.InstanceEventType) nstancev1.InstanceEvent_Type {
 // instanceEvent renders an event with the current status of the instance.
 func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
 	out := &nstancev1.InstanceEvent{Type: eventType(event.Type), Reason: event.Reason,
-		Deadline: timestamp(event.Deadline), At: timestamp(event.At),
+		Replaces: event.Replaces.String(), Deadline: timestamp(event.Deadline), At: timestamp(event.At),
 		Remaining: remaining(event.Deadline, c.Now()), Drain: event.Drain}
-	if !event.Replaces.IsZero() {
-		out.Replaces = event.Replaces.String()
-	}
 	view, ok := c.state().Instance(event.Instance)
 	if !ok {
 		out.Instance = deletedStatus(event.Instance, event.Group)
