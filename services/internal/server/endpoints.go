@@ -102,7 +102,7 @@ func (s *server) listen(ctx context.Context) error {
 		}
 		serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		s.endpoints.onStop(stop)
-		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...) })
+		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.pages()) })
 	}
 	// A standby also runs the services: it answers every call with the leader's address. For that it needs the CA,
 	// which the first leader of the cluster may not have created yet.
@@ -350,8 +350,8 @@ func (s *server) checkBind(ctx context.Context, p ports) error {
 }
 
 // pages returns the pages that nstance-server adds to the health port.
-func (s *server) pages() []health.Page {
-	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
+func (s *server) pages() map[string]http.Handler {
+	return map[string]http.Handler{"/metrics": s.metrics.Handler(), "/leader": http.HandlerFunc(s.serveLeader)}
 }
 
 // readShard returns the state of the shard for metrics. It locks the leader's State separately for each group, not for

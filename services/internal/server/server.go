@@ -207,7 +207,7 @@ func (s *server) run(ctx context.Context) error {
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServing()
 	daemons.Go(func() {
-		if err := health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...); err != nil {
+		if err := health.Serve(serveCtx, listener, &s.probe, s.pages()); err != nil {
 			s.restart(err)
 		}
 	})

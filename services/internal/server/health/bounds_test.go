@@ -24,7 +24,7 @@ func TestEveryPartOfARequestIsBounded(t *testing.T) {
 	numbers := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "numbers") })
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Serve(t.Context(), listener, &probe, numbers, Page{Path: "/leader", Handler: numbers})
+		ended <- Serve(t.Context(), listener, &probe, map[string]http.Handler{"/metrics": numbers, "/leader": numbers})
 	}()
 	t.Cleanup(func() { <-ended })
 	huge := strings.Repeat("x", 7<<10)

@@ -117,23 +117,14 @@ func (v *visitors) state(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// Page is an additional path that the endpoint serves for GET.
-type Page struct {
-	Path    string
-	Handler http.Handler
-}
-
-// Serve serves `/` and `/health` from the probe, `/metrics` from metrics, and the given pages until ctx ends. metrics
-// may be nil.
-func Serve(ctx context.Context, listener net.Listener, probe *Probe, metrics http.Handler, pages ...Page) error {
+// Serve serves `/` and `/health` from the probe, and the pages at the paths of their keys, until ctx ends. All of them
+// are only for GET.
+func Serve(ctx context.Context, listener net.Listener, probe *Probe, pages map[string]http.Handler) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /{$}", probe)
 	mux.Handle("GET /health", probe)
-	if metrics != nil {
-		mux.Handle("GET /metrics", metrics)
-	}
-	for _, page := range pages {
-		mux.Handle("GET "+page.Path, page.Handler)
+	for path, page := range pages {
+		mux.Handle("GET "+path, page)
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 10 * time.Second,

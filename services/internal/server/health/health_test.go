@@ -19,9 +19,10 @@ func TestServe(t *testing.T) {
 	var probe Probe
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Serve(ctx, listener, &probe, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = io.WriteString(w, "numbers")
-		}))
+		ended <- Serve(ctx, listener, &probe, map[string]http.Handler{
+			"/metrics": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, "numbers")
+			})})
 	}()
 	get := func(path string) (int, string) {
 		t.Helper()

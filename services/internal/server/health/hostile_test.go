@@ -82,7 +82,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 				_, err := w.Write(bytes.Repeat([]byte("x"), 1<<20))
 				wrote <- err
 			})
-			go func() { ended <- Serve(t.Context(), listener, &probe, nil, Page{"/big", big}) }()
+			go func() { ended <- Serve(t.Context(), listener, &probe, map[string]http.Handler{"/big": big}) }()
 			conn, err := listener.Dial()
 			if err != nil {
 				t.Fatal(err)
