@@ -183,23 +183,21 @@ func (r *healthReport) publishEarly(ctx context.Context, now time.Time, problem 
 
 // restarts asks systemd how often the server was restarted.
 func restarts(ctx context.Context) int {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "show", "nstance-server", "-p", "NRestarts", "--value").Output()
-	if err != nil {
-		return 0
-	}
-	n, _ := strconv.Atoi(strings.TrimSpace(string(out))) // 0 without a number
-	return n
+	n, _ := strconv.Atoi(output(ctx, "systemctl", "show", "nstance-server", "-p", "NRestarts", "--value"))
+	return n // 0 without a number
 }
 
-// lastLog returns the last lines of the server's log. It returns "" if the machine has no journald, or if journald does
-// not answer in time. The report must not wait for journald.
+// lastLog returns the last lines of the server's log.
 func lastLog(ctx context.Context) string {
+	return output(ctx, "journalctl", "-u", "nstance-server", "-o", "cat", "-n", "5", "--no-pager")
+}
+
+// output returns what a program of systemd prints. It returns "" if the machine has no systemd, or if the program does
+// not end in time. The report must not wait for systemd.
+func output(ctx context.Context, program string, args ...string) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "journalctl", "-u", "nstance-server", "-o", "cat", "-n", "5",
-		"--no-pager").Output()
+	out, err := exec.CommandContext(ctx, program, args...).Output()
 	if err != nil {
 		return ""
 	}
