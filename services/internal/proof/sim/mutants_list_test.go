@@ -271,8 +271,8 @@ var mutants = []mutant{
 			Replace: "x.Permit(c)"}},
 	{name: "announced before durable", quick: true, why: "the end of an instance is announced before it is durable",
 		edit: mutate.Edit{Package: "internal/server/act/execute", In: "Executor.mark",
-			Find: "marked := false",
-			Replace: "marked := false\nx.State.Publish(shardstate.InstanceEvent{Type: " +
+			Find: "again := false",
+			Replace: "again := false\nx.State.Publish(shardstate.InstanceEvent{Type: " +
 				"shardstate.EventPendingDeletion, Instance: action.Instance})"}},
 	{name: "drain not announced", why: "the drain of a node is not announced",
 		edit: mutate.Edit{Package: "internal/server/act/execute", In: "Executor.drain",
