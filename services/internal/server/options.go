@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -134,9 +135,7 @@ func (o *Options) check() error {
 	if o.Instance < 0 || o.Instance > 100 {
 		errs = append(errs, fmt.Errorf("--instance: %d is not between 1 and 100", o.Instance))
 	}
-	if o.HealthAddr == "" {
-		o.HealthAddr = fmt.Sprintf("0.0.0.0:%d", 8990+o.shift())
-	}
+	o.HealthAddr = cmp.Or(o.HealthAddr, fmt.Sprintf("0.0.0.0:%d", 8990+o.shift()))
 	if _, port, err := net.SplitHostPort(o.HealthAddr); err != nil {
 		errs = append(errs, fmt.Errorf("--health-addr: %q is not an address such as \"0.0.0.0:8990\"", o.HealthAddr))
 	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {

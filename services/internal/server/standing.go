@@ -60,9 +60,7 @@ func (b *bucketWatch) observe(op string, took time.Duration, err error, now time
 		}
 		*current = bucketOutage{}
 	default:
-		if current.since.IsZero() {
-			current.since = now.Add(-took)
-		}
+		current.since = cmp.Or(current.since, now.Add(-took))
 		current.what, current.cause, current.latest = what, objstore.Cause(err), now
 	}
 }

@@ -2,6 +2,7 @@ package filegen
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -143,10 +144,7 @@ func (g *Generator) fileSet(shard *Shard, group *config.Group) (*fileSet, error)
 					err = fmt.Errorf("there is no certificate template %q, or no key", file.Template)
 					break
 				}
-				file.key = KeyRequest{Name: file.Key.Name, Algorithm: file.Key.Algorithm}
-				if file.key.Algorithm == "" {
-					file.key.Algorithm = Ed25519
-				}
+				file.key = KeyRequest{Name: file.Key.Name, Algorithm: cmp.Or(file.Key.Algorithm, Ed25519)}
 				requests[file.key.Name] = file.key
 				file.cert, err = compileCertificate(file.Template, template)
 			case "storage":

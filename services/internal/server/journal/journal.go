@@ -10,6 +10,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,7 @@ func New(o Options) *Journal { return &Journal{options: o, wake: make(chan struc
 // Record adds an event to a queue in memory, and does not wait until the event is stored. It sets the event's term and
 // sequence number. It also sets the time if the time is zero.
 func (j *Journal) Record(e record.Event) {
-	if e.At.IsZero() {
-		e.At = j.options.Now()
-	}
+	e.At = cmp.Or(e.At, j.options.Now())
 	j.mu.Lock()
 	if len(j.queue) >= maxQueue {
 		j.lost++

@@ -189,9 +189,7 @@ func (s *State) Alerts() map[plan.AlertKind]int {
 // Publish sends an instance event to Events, with the present time if the event has none. It also tells Events that the
 // group may have changed.
 func (s *State) Publish(event InstanceEvent) {
-	if event.At.IsZero() {
-		event.At = s.opts.Now()
-	}
+	event.At = cmp.Or(event.At, s.opts.Now())
 	s.opts.Events.Instance(event)
 	if event.Group != "" {
 		s.opts.Events.Group(config.GroupKey{Tenant: event.Tenant, Group: event.Group})

@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -230,9 +231,7 @@ func (s *State) VM(id ident.ID) (infra.VM, bool) {
 	defer s.mu.Unlock()
 	if inst := s.instances[id]; inst != nil {
 		vm := inst.vm
-		if vm.ProviderID == "" {
-			vm.ProviderID = inst.plan.ProviderID
-		}
+		vm.ProviderID = cmp.Or(vm.ProviderID, inst.plan.ProviderID)
 		return vm, true
 	}
 	return infra.VM{}, false

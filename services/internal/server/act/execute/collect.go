@@ -1,6 +1,7 @@
 package execute
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,9 +181,7 @@ func adopt(rec *record.Instance, vm infra.VM) {
 	}
 	rec.ProviderID, rec.LaunchedAt = vm.ProviderID, vm.LaunchedAt
 	rec.IPv4, rec.IPv6, rec.Hostname = address(vm.IPv4), address(vm.IPv6), vm.Hostname
-	if !vm.Tags.CreatedAt.IsZero() {
-		rec.CreatedAt = vm.Tags.CreatedAt
-	}
+	rec.CreatedAt = cmp.Or(vm.Tags.CreatedAt, rec.CreatedAt)
 }
 
 func (x *Executor) removeTombstone(ctx context.Context, action plan.Action) error {

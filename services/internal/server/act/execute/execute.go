@@ -399,9 +399,7 @@ func (x *Executor) forget(ctx context.Context, _ config.GroupKey, action plan.Ac
 		if rec.State == record.Deleted {
 			return
 		}
-		if rec.DeleteReason == "" {
-			rec.DeleteReason = action.Reason
-		}
+		rec.DeleteReason = cmp.Or(rec.DeleteReason, action.Reason)
 		rec.State, rec.DeletedAt = record.Deleted, now
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package execute
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,9 +72,7 @@ func (x *Executor) updatePlanned(ctx context.Context, id ident.ID, change func(*
 	rec record.Instance, changed bool, err error) {
 	var planned uint64
 	rec, err = x.Update(ctx, id, func(rec *record.Instance) {
-		if planned == 0 {
-			planned = rec.Revision
-		}
+		planned = cmp.Or(planned, rec.Revision)
 		changed = rec.Revision == planned && change(rec)
 	})
 	return rec, changed, err

@@ -100,9 +100,7 @@ func New(cfg Config) (*Provider, error) {
 					"leader as an address of " +
 					"a network interface (eni-…), say which")
 	}
-	if cfg.PageSize == 0 {
-		cfg.PageSize = 1000
-	}
+	cfg.PageSize = cmp.Or(cfg.PageSize, 1000)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now

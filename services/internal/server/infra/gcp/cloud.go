@@ -42,10 +42,7 @@ var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()
-	host := os.Getenv(metadataVariable)
-	if host == "" {
-		host = metadataHost
-	}
+	host := cmp.Or(os.Getenv(metadataVariable), metadataHost)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+"/computeMetadata/v1/instance/id", nil)
 	if err != nil {
 		return infra.Machine{}, fmt.Errorf("ask the metadata server: %s: %w", metadataVariable, err)

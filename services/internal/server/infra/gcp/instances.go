@@ -1,6 +1,7 @@
 package gcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -297,11 +298,8 @@ func stateOf(in *compute.Instance) infra.State {
 
 // describe converts an instance to an infra.VM.
 func (p *Provider) describe(in *compute.Instance) infra.VM {
-	vm := infra.VM{ProviderID: strconv.FormatUint(in.Id, 10), State: stateOf(in), Hostname: in.Name,
-		Account: p.cfg.Project}
-	if in.Hostname != "" {
-		vm.Hostname = in.Hostname
-	}
+	vm := infra.VM{ProviderID: strconv.FormatUint(in.Id, 10), State: stateOf(in),
+		Hostname: cmp.Or(in.Hostname, in.Name), Account: p.cfg.Project}
 	vm.Tags, vm.Warning = decodeTags(in)
 	launched, err := time.Parse(time.RFC3339, in.CreationTimestamp)
 	if err != nil {

@@ -114,10 +114,7 @@ func noRoom(what string, place Place) error {
 func (p *Provider) make(at time.Time, req infra.CreateRequest, digest string) *machine {
 	p.made++
 	n := p.made
-	hostname := req.Hostname
-	if hostname == "" {
-		hostname = req.Tags.Instance.String()
-	}
+	hostname := cmp.Or(req.Hostname, req.Tags.Instance.String())
 	m := p.add(infra.VM{
 		ProviderID: fmt.Sprintf("mock-%08d", n),
 		Tags:       req.Tags,
@@ -255,12 +252,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 		return fmt.Errorf("mock: provider ID %q is missing or taken", vm.ProviderID)
 	}
 	now := p.cfg.Now()
-	if vm.State == "" {
-		vm.State = infra.Running
-	}
-	if vm.LaunchedAt.IsZero() {
-		vm.LaunchedAt = now
-	}
+	vm.State = cmp.Or(vm.State, infra.Running)
+	vm.LaunchedAt = cmp.Or(vm.LaunchedAt, now)
 	m := p.add(vm, Place{})
 	m.history = []change{{now, vm.State}}
 	p.occupy(m, vm.State.Alive())

@@ -11,6 +11,7 @@
 package mock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -163,9 +164,7 @@ func New(cfg Config) *Provider {
 	if cfg.Now == nil {
 		panic("mock: Config.Now is missing")
 	}
-	if cfg.Remember == 0 {
-		cfg.Remember = time.Hour
-	}
+	cfg.Remember = cmp.Or(cfg.Remember, time.Hour)
 	return &Provider{
 		cfg:        cfg,
 		counts:     map[Kind]uint64{},

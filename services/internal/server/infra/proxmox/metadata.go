@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,12 +74,7 @@ func splitTags(text string) []string {
 
 // hasOwner reports whether the tags of a VM include the tag of an owner.
 func hasOwner(tags string) bool {
-	for _, tag := range splitTags(tags) {
-		if strings.HasPrefix(tag, tagPrefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(splitTags(tags), func(tag string) bool { return strings.HasPrefix(tag, tagPrefix) })
 }
 
 // vmConfig is the configuration of a VM.

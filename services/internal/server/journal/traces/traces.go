@@ -3,6 +3,7 @@
 package traces
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -80,10 +81,7 @@ func (e *Exporter) Export(cluster, shard string, r *journal.Replacement) {
 		return
 	}
 	tracer := e.provider.Tracer("github.com/nstance-kit/nstance")
-	began := r.Creating
-	if !r.Lost.IsZero() {
-		began = r.Lost
-	}
+	began := cmp.Or(r.Lost, r.Creating)
 	ctx, whole := tracer.Start(context.Background(), "replacement", trace.WithTimestamp(began),
 		trace.WithAttributes(attribute.String("nstance.cluster", cluster), attribute.String("nstance.shard", shard),
 			attribute.String("nstance.tenant", r.Tenant), attribute.String("nstance.group", r.Group),

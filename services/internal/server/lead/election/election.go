@@ -22,6 +22,7 @@
 package election
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -82,15 +83,9 @@ const minPeerLease = 100 * time.Millisecond
 
 // withDefaults returns the options with the omitted ones filled in.
 func (o Options) withDefaults() Options {
-	if o.HeirLease == 0 {
-		o.HeirLease = max(90*time.Second, o.Lease)
-	}
-	if o.HeirRenew == 0 {
-		o.HeirRenew = max(30*time.Second, o.Renew)
-	}
-	if o.HeirProbation == 0 {
-		o.HeirProbation = 10 * time.Second
-	}
+	o.HeirLease = cmp.Or(o.HeirLease, max(90*time.Second, o.Lease))
+	o.HeirRenew = cmp.Or(o.HeirRenew, max(30*time.Second, o.Renew))
+	o.HeirProbation = cmp.Or(o.HeirProbation, 10*time.Second)
 	return o
 }
 

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -161,9 +162,7 @@ func (n *Network) Run(ctx context.Context) {
 		default:
 		}
 		now := time.Now()
-		if since.IsZero() {
-			since = now
-		}
+		since = cmp.Or(since, now)
 		if warned.IsZero() || now.Sub(warned) >= warnEvery {
 			warned = now
 			n.options.Log.Warn("no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election,

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // Leading describes a server's leadership.
@@ -94,12 +95,9 @@ func (c *call) ListOrphans(_ context.Context, _ *nstancev1.ListOrphansRequest) (
 
 // orphansWait reports whether garbage collection is stopped until a person confirms the orphans.
 func (c *call) orphansWait() bool {
-	for _, event := range c.state().Standing("") {
-		if event.Kind == plan.AlertOrphans {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.state().Standing(""), func(e shardstate.ErrorEvent) bool {
+		return e.Kind == plan.AlertOrphans
+	})
 }
 
 // ConfirmOrphans allows the leader to terminate the present orphans.
