@@ -315,9 +315,10 @@ step_paused() {
 	system TestPausedLeader -terraform="$(scripts/tool.sh tofu)"
 }
 
-# A server with a copy of the bucket: it must not lead before cluster restore.
+# A server with a copy of the bucket: it must not lead before cluster restore. Servers that reach the cluster's bucket with a key file.
 step_copied() {
 	system TestCopiedBucket
+	system TestKeyFiles
 }
 
 # A shard configured in ways that its servers cannot run: it must keep working.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
+	"github.com/nstance-kit/nstance/tests/cloudtest/account"
 	"github.com/nstance-kit/nstance/tests/cloudtest/trial"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
@@ -81,6 +82,7 @@ func refusedByAWS(t *testing.T, l *lab.Lab, f *trial.Fake) {
 	f.Refuses(t, 1, []string{"-terraform", "/nonexistent/tofu"}, "-terraform /nonexistent/tofu")
 	f.Refuses(t, 2, []string{"-steps", "kill"}, "apply must be among the steps")
 	f.Refuses(t, 2, []string{"-name", "production"}, "the name of a run is ct-")
+	f.Taken(t, func(name string) { l.Cloud.EC2().AddKeyPair("packer_1", map[string]string{account.Tag: name}) })
 	faults := l.Cloud.Faults()
 	defer faults.Clear()
 	for _, c := range []struct {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/compute/metadata"
+	"os"
+	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -29,7 +31,7 @@ func Load(ctx context.Context, access cloud.Access, options ...func(*config.Load
 	cfg, err := config.LoadDefaultConfig(ctx, append([]func(*config.LoadOptions) error{
 		config.WithRegion(access.Region), config.WithSharedConfigProfile(access.Profile)}, options...)...)
 	if err != nil {
-		return aws.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
+		return aws.Config{}, fmt.Errorf("load the AWS configuration: %w", explainProfile(access.Profile, err))
 	}
 	if role := access.AssumeRole; role.ARN != "" {
 		// STS has an endpoint in each region. Any region will do where an S3 server ignores the region.
@@ -67,6 +69,30 @@ func StatusOf(err error) int {
 		return e.HTTPStatusCode()
 	}
 	return 0
+}
+
+// explainProfile adds to an error of the SDK in which files it has looked for a profile, and what to do. "profile" is
+// empty if none is set.
+func explainProfile(profile string, err error) error {
+	if bad, ok := errors.AsType[config.SharedConfigLoadError](err); ok {
+		return fmt.Errorf("%w; correct the file %s, and make it readable for the user of this program", err, bad.Filename)
+	}
+	if profile == "" {
+		return err
+	}
+	var seen []string
+	for _, path := range []string{
+		cmp.Or(os.Getenv("AWS_CONFIG_FILE"), config.DefaultSharedConfigFilename()),
+		cmp.Or(os.Getenv("AWS_SHARED_CREDENTIALS_FILE"), config.DefaultSharedCredentialsFilename()),
+	} {
+		if _, unread := os.ReadFile(path); unread != nil {
+			seen = append(seen, unread.Error())
+		} else {
+			seen = append(seen, path+" has no usable profile of this name")
+		}
+	}
+	return fmt.Errorf("%w: %s; add the section [profile %s] with the access key to the file that AWS_CONFIG_FILE names, "+
+		"readable for the user of this program", err, strings.Join(seen, "; "), profile)
 }
 
 // identityTimeout is how long the metadata server may take to return a token.

@@ -69,9 +69,26 @@ func credentials(ctx context.Context, federation cloud.Federation) (*google.Cred
 	}
 	found, err := google.FindDefaultCredentials(ctx, scope)
 	if err != nil {
-		return nil, fmt.Errorf("find Google credentials: %w", err)
+		return nil, fmt.Errorf("find Google credentials: %w", explainKeyFile(os.Getenv(keyFileVariable), err))
 	}
 	return found, nil
+}
+
+// keyFileVariable names the variable with the path of a key file.
+const keyFileVariable = "GOOGLE_APPLICATION_CREDENTIALS"
+
+// explainKeyFile adds to an error of the SDK which key file it is about, and what to do. "path" is empty if no key file
+// is set.
+func explainKeyFile(path string, err error) error {
+	if path == "" {
+		return err
+	}
+	if _, unread := os.ReadFile(path); unread != nil {
+		return fmt.Errorf("read the key file of %s: %w; put the key of the service account there, readable for the user "+
+			"of this program", keyFileVariable, unread)
+	}
+	return fmt.Errorf("%s, which %s names, is not the JSON key file of a service account: %w; make a new key and put "+
+		"its file there", path, keyFileVariable, err)
 }
 
 // ErrNoProject means that neither the configuration nor the credentials name a project.

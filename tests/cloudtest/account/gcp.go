@@ -30,9 +30,12 @@ type GCP struct {
 	secrets         *secretmanager.Service
 }
 
-// NewGCP returns the region of a project.
+// NewGCP returns the region of a project. A request that Google Cloud throttles is repeated for about two minutes.
 func NewGCP(ctx context.Context, access googlecloud.Access, project, region string) (*GCP, error) {
 	g := &GCP{project: project, region: region}
+	client := *access.Client
+	client.Transport = patient{client.Transport}
+	access.Client = &client
 	var errs [5]error
 	g.compute, errs[0] = compute.NewService(ctx, access.Options("compute")...)
 	g.iam, errs[1] = iam.NewService(ctx, access.Options("iam")...)
@@ -178,8 +181,8 @@ func (g *GCP) eachInstance(ctx context.Context, visit func(zone string, in *comp
 
 // gcpError marks the errors of Google Cloud that a repetition does not change.
 func gcpError(err error) error {
-	if answer, ok := errors.AsType[*googleapi.Error](err); ok && (answer.Code == http.StatusForbidden ||
-		answer.Code == http.StatusUnauthorized) && !strings.Contains(answer.Message, "Quota exceeded") {
+	if answer, ok := errors.AsType[*googleapi.Error](err); ok && !rateLimited(answer) &&
+		(answer.Code == http.StatusForbidden || answer.Code == http.StatusUnauthorized) {
 		return &RefusedError{err}
 	}
 	return err
@@ -381,6 +384,18 @@ func (g *GCP) kinds(cluster string, zones []string) []gcpKind {
 					for _, v := range page.Secrets {
 						add(strings.TrimPrefix(path.Base(v.Name), "nstance-"), v.Labels,
 							does(g.secrets.Projects.Secrets.Delete(v.Name)))
+					}
+					return nil
+				})
+		}},
+		{"workload identity pool", func(ctx context.Context, add add) error {
+			pools := g.iam.Projects.Locations.WorkloadIdentityPools
+			return pools.List("projects/"+p+"/locations/global").Pages(ctx,
+				func(page *iam.ListWorkloadIdentityPoolsResponse) error {
+					for _, v := range page.WorkloadIdentityPools { // a deleted one keeps its ID for 30 days
+						if v.State != "DELETED" {
+							add(strings.TrimPrefix(path.Base(v.Name), "nstance-"), nil, does(pools.Delete(v.Name)))
+						}
 					}
 					return nil
 				})

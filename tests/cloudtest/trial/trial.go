@@ -301,6 +301,24 @@ func (f *Fake) Refuses(t *testing.T, code int, args []string, texts ...string) {
 	}
 }
 
+// Taken runs the program with a name that has a resource in the account already, which the function "make" makes. The
+// program must refuse the name and change nothing, and its clean-up of this name must delete the resource.
+func (f *Fake) Taken(t *testing.T, make func(name string)) {
+	t.Helper()
+	before := f.Inventory(t)
+	const name = "ct-refused"
+	make(name)
+	f.Refuses(t, 1, nil, "the account already has resources of a cluster "+name, "nothing was created or deleted",
+		"CLEAN=1 NAME="+name)
+	c := f.start(t, t.TempDir(), name, "-clean")
+	if code := c.wait(t); code != 0 {
+		t.Errorf("the clean-up: exit code %d\n%s", code, c.output())
+	}
+	if diff := cmp.Diff(before, f.Inventory(t)); diff != "" {
+		t.Errorf("after the clean-up (-before +now):\n%s", diff)
+	}
+}
+
 // With returns a fake whose programs have another environment.
 func (f *Fake) With(environment map[string]string) *Fake {
 	other := *f

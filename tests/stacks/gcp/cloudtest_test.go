@@ -3,6 +3,7 @@ package gcp
 import (
 	"context"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 	"github.com/nstance-kit/nstance/tests/cloudtest/trial"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
@@ -37,6 +39,22 @@ func TestCloudTest(t *testing.T) {
 		f.Refuses(t, 1, []string{"-arch", "arm64"}, "the images for gcp are built for amd64")
 		f.With(map[string]string{"GOOGLE_APPLICATION_CREDENTIALS": "/nonexistent"}).Refuses(t, 1, nil,
 			"gcloud auth application-default login")
+		f.Taken(t, func(name string) {
+			c.postSecret(t, "?secretId=nstance-"+name+"-key", `{"replication": {"automatic": {}}}`)
+		})
+		for _, refused := range []struct {
+			service, method string
+			with            rest.Error
+		}{
+			{"compute", "compute.networks.insert", rest.Error{Code: http.StatusForbidden, Reason: "quotaExceeded",
+				Message: "Quota 'NETWORKS' exceeded.  Limit: 5.0 globally."}},
+			{"compute", "compute.routers.insert", rest.Error{Code: http.StatusForbidden, Reason: "forbidden",
+				Message: "Required 'compute.routers.create' permission for 'projects/my-project'."}},
+		} {
+			c.Service(refused.service).Refuse(refused.method, &refused.with)
+			f.Refuses(t, 1, nil, "step apply (create the cluster with one VM) failed", refused.with.Message,
+				"nothing is left of ct-refused")
+		}
 	})
 	t.Run("runs", func(t *testing.T) {
 		t.Run("whole", func(t *testing.T) { t.Parallel(); f.Whole(t) })

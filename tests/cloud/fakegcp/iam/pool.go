@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
@@ -34,7 +35,21 @@ func (i *IAM) poolHandlers() map[string]rest.Handler {
 			return operation(p), nil
 		})
 	}
+	found[poolMethods+"list"] = i.listPools
 	return found
+}
+
+// listPools lists the pools of a project that are not deleted.
+func (i *IAM) listPools(c *rest.Call) (any, error) {
+	pools := []any{}
+	for _, name := range slices.Sorted(maps.Keys(i.pools)) {
+		p := i.pools[name]
+		if strings.HasPrefix(name, i.numbered(c.Params["parent"])+"/") && !strings.Contains(name, "/providers/") &&
+			!p.deleted() {
+			pools = append(pools, maps.Clone(p.body))
+		}
+	}
+	return map[string]any{"workloadIdentityPools": pools}, nil
 }
 
 // numbered returns the name of a resource with the project's number in place of its ID.
