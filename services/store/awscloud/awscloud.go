@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"strings"
 	"time"
 
 	"cloud.google.com/go/compute/metadata"
-	"os"
-	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -75,7 +75,8 @@ func StatusOf(err error) int {
 // empty if none is set.
 func explainProfile(profile string, err error) error {
 	if bad, ok := errors.AsType[config.SharedConfigLoadError](err); ok {
-		return fmt.Errorf("%w; correct the file %s, and make it readable for the user of this program", err, bad.Filename)
+		return fmt.Errorf("%w; correct the file %s, and make it readable for the user of this program", err,
+			bad.Filename)
 	}
 	if profile == "" {
 		return err
@@ -91,8 +92,8 @@ func explainProfile(profile string, err error) error {
 			seen = append(seen, path+" has no usable profile of this name")
 		}
 	}
-	return fmt.Errorf("%w: %s; add the section [profile %s] with the access key to the file that AWS_CONFIG_FILE names, "+
-		"readable for the user of this program", err, strings.Join(seen, "; "), profile)
+	return fmt.Errorf("%w: %s; add the section [profile %s] with the access key to the file that AWS_CONFIG_FILE "+
+		"names, readable for the user of this program", err, strings.Join(seen, "; "), profile)
 }
 
 // identityTimeout is how long the metadata server may take to return a token.

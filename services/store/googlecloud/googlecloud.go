@@ -84,8 +84,8 @@ func explainKeyFile(path string, err error) error {
 		return err
 	}
 	if _, unread := os.ReadFile(path); unread != nil {
-		return fmt.Errorf("read the key file of %s: %w; put the key of the service account there, readable for the user "+
-			"of this program", keyFileVariable, unread)
+		return fmt.Errorf("read the key file of %s: %w; put the key of the service account there, readable for the "+
+			"user of this program", keyFileVariable, unread)
 	}
 	return fmt.Errorf("%s, which %s names, is not the JSON key file of a service account: %w; make a new key and put "+
 		"its file there", path, keyFileVariable, err)

@@ -64,7 +64,8 @@ func call(t *testing.T, cloud *fakegcp.Cloud, path, body string) {
 // TestFederation checks that a pool of workload identities is found by its cluster's name, and deleted.
 func TestFederation(t *testing.T) {
 	cloud, a := newGCP(t)
-	const pools = "/iam/v1/projects/" + fakegcp.Project + "/locations/global/workloadIdentityPools?workloadIdentityPoolId="
+	const pools = "/iam/v1/projects/" + fakegcp.Project + "/locations/global/workloadIdentityPools" +
+		"?workloadIdentityPoolId="
 	for _, id := range []string{"nstance-ct-mine", "nstance-ct-mine2"} {
 		call(t, cloud, pools+id, `{}`)
 	}
@@ -80,8 +81,8 @@ func TestFederation(t *testing.T) {
 	}
 }
 
-// TestThrottledByGoogle checks that calls that Google Cloud throttles are repeated, in the forms of its services, but not calls
-// that it refuses for another reason.
+// TestThrottledByGoogle checks that calls that Google Cloud throttles are repeated, in the forms of its services, but
+// not calls that it refuses for another reason.
 func TestThrottledByGoogle(t *testing.T) {
 	cloud, a := newGCP(t)
 	compute := cloud.Service("compute")
