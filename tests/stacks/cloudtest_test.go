@@ -49,8 +49,9 @@ func TestCloudTest(t *testing.T) {
 		for name, at := range map[string]trial.Point{
 			"ct-early": {Step: "apply", Made: "internet gateway", Alone: true},
 			"ct-late":  {Step: "apply", Made: "instance "},
-			"ct-roll":  {Step: "roll", Alone: true}, "ct-zero": {Step: "zero", Again: true}, "ct-destroy": {Step: "destroy"},
-		} { // the steps kill, change and failover on Google Cloud only
+			"ct-kill":  {Step: "kill"}, "ct-change": {Step: "change"}, "ct-roll": {Step: "roll", Alone: true},
+			"ct-failover": {Step: "failover"}, "ct-zero": {Step: "zero", Again: true}, "ct-destroy": {Step: "destroy"},
+		} {
 			t.Run(name, func(t *testing.T) { t.Parallel(); f.Killed(t, name, at) })
 		}
 	})

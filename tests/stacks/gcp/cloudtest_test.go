@@ -61,9 +61,9 @@ func TestCloudTest(t *testing.T) {
 		t.Run("interrupted", func(t *testing.T) { t.Parallel(); f.Interrupted(t, "projects/") })
 		for name, at := range map[string]trial.Point{
 			"ct-early": {Step: "apply", Made: "projects/", Alone: true}, "ct-late": {Step: "apply", Made: "binding"},
-			"ct-kill": {Step: "kill"}, "ct-change": {Step: "change"}, "ct-failover": {Step: "failover"},
-			"ct-destroy": {Step: "destroy"},
-		} { // the steps roll and zero on AWS only
+			"ct-kill": {Step: "kill"}, "ct-change": {Step: "change"}, "ct-roll": {Step: "roll", Alone: true},
+			"ct-failover": {Step: "failover"}, "ct-zero": {Step: "zero", Again: true}, "ct-destroy": {Step: "destroy"},
+		} {
 			t.Run(name, func(t *testing.T) { t.Parallel(); f.Killed(t, name, at) })
 		}
 	})
