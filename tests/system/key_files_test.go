@@ -32,8 +32,8 @@ func TestKeyFiles(t *testing.T) {
 // clusterBucket is a cluster's bucket that a key file opens.
 type clusterBucket struct {
 	storage config.Storage
-	// file is the path of the key file for the server, and key is its content.
-	file, key string
+	// key is the content of the server's key file.
+	key string
 	// environment has the variables of the server.
 	environment []string
 	// wrong maps contents of the key file to texts of the server's errors. The file does not exist if the content is
@@ -41,8 +41,8 @@ type clusterBucket struct {
 	wrong map[string][]string
 }
 
-// keyFilesOf runs a shard whose cluster's bucket the function "open" makes.
-func keyFilesOf(t *testing.T, open func(*testing.T, context.Context, *local.Stack, string) (clusterBucket, error)) {
+// keyFilesOf runs a shard whose cluster's bucket the function "open" makes. "open" gets the path of the key file.
+func keyFilesOf(t *testing.T, open func(context.Context, *testing.T, *local.Stack, string) (clusterBucket, error)) {
 	var environment []string
 	trial := local.Trial{Environment: func(name string) []string {
 		if name != local.ServerName(1) {
@@ -57,7 +57,7 @@ func keyFilesOf(t *testing.T, open func(*testing.T, context.Context, *local.Stac
 			return err
 		}
 		file := filepath.Join(stack.Dir, "key-file")
-		bucket, err := open(t, ctx, stack, file)
+		bucket, err := open(ctx, t, stack, file)
 		if err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func refusesKeyFile(ctx context.Context, stack *local.Stack, file, content strin
 }
 
 // onS3 makes a bucket in a store with another access key than that of the shard's bucket.
-func onS3(_ *testing.T, ctx context.Context, stack *local.Stack, file string) (clusterBucket, error) {
+func onS3(ctx context.Context, _ *testing.T, stack *local.Stack, file string) (clusterBucket, error) {
 	const key = "AKIACLUSTER"
 	accepted := filepath.Join(stack.Dir, "cluster-key")
 	if err := os.WriteFile(accepted, []byte(key), 0o600); err != nil {
@@ -179,7 +179,7 @@ func onS3(_ *testing.T, ctx context.Context, stack *local.Stack, file string) (c
 	storage := config.Storage{Provider: "s3", Bucket: "cluster", Region: "us-east-1", Endpoint: "http://" + address,
 		Identity: &config.Identity{}}
 	storage.Identity.Profile = "cluster"
-	return clusterBucket{storage: storage, file: file, key: profile("cluster", key),
+	return clusterBucket{storage: storage, key: profile("cluster", key),
 		environment: []string{"AWS_CONFIG_FILE=" + file},
 		wrong: map[string][]string{
 			"missing":                     {"open FILE: no such file", "add the section [profile cluster]"},
@@ -190,7 +190,7 @@ func onS3(_ *testing.T, ctx context.Context, stack *local.Stack, file string) (c
 }
 
 // onGCS makes a bucket in a fake of Google Cloud.
-func onGCS(t *testing.T, ctx context.Context, _ *local.Stack, file string) (clusterBucket, error) {
+func onGCS(ctx context.Context, t *testing.T, _ *local.Stack, file string) (clusterBucket, error) {
 	google, err := fakegcp.New("us-west1-a")
 	if err != nil {
 		return clusterBucket{}, err
@@ -220,7 +220,7 @@ func onGCS(t *testing.T, ctx context.Context, _ *local.Stack, file string) (clus
 	for name, value := range fakegcp.Environment(server.URL) {
 		environment = append(environment, name+"="+value)
 	}
-	return clusterBucket{storage: config.Storage{Provider: "gcs", Bucket: "cluster"}, file: file, key: string(key),
+	return clusterBucket{storage: config.Storage{Provider: "gcs", Bucket: "cluster"}, key: string(key),
 		environment: environment,
 		wrong: map[string][]string{
 			"missing":             {"open FILE: no such file", "GOOGLE_APPLICATION_CREDENTIALS", "put the key"},
