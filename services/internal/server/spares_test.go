@@ -62,7 +62,8 @@ func dieAt(t *testing.T, at cut) {
 		r.configure(func(doc map[string]any) {
 			doc["server"].(map[string]any)["check_registration_address"] = false
 			doc["server"].(map[string]any)["health_check_interval"] = "1s"
-			doc["defaults"] = map[string]any{"userdata": map[string]any{"content": "{{ .Nonce }}\n{{ .Cluster.CACert }}"}}
+			doc["defaults"] = map[string]any{"userdata": map[string]any{
+				"content": "{{ .Nonce }}\n{{ .Cluster.CACert }}"}}
 			doc["groups"] = map[string]any{"default": map[string]any{"g": map[string]any{"template": "t", "size": size,
 				"drain_timeout": "0s", "spares": map[string]any{"count": 1, "state": config.SparesStopped}}}}
 		})

@@ -387,8 +387,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 		s = f.Snapshot()
 		again = plan.Next(s)
 	}
-	// The planner may choose another instance for removal in place of one whose deletion failed and is not due again, or
-	// after one that would have finished a replacement, because the replaced instance then stays. The rules hold for
+	// The planner may choose another instance for removal in place of one whose deletion failed and is not due again,
+	// or after one that would have finished a replacement, because the replaced instance then stays. The rules hold for
 	// that plan, too. It happens at most once for each instance.
 	for range f.VMs {
 		if len(again.Actions) == 0 || !f.anyWaitsToTryAgain() && !f.abandonsReplacement() {

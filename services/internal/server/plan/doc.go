@@ -282,8 +282,8 @@
 //	                      again if its VM still runs after 10 min. While it falls asleep, it becomes no member. For 10
 //	                      min after rule 84 applied in the group, its spares stay awake (sleep.go).
 //	83 wake               When a spare that sleeps becomes a member (rule 78), its VM is woken, again and again until
-//	                      it runs. The member is unready until its agent reports from the woken VM, and has the files of
-//	                      the group. It is silent (rule 12) if there is no report for registration_timeout after it
+//	                      it runs. The member is unready until its agent reports from the woken VM, and has the files
+//	                      of the group. It is silent (rule 12) if there is no report for registration_timeout after it
 //	                      became a member. For a minute after the VM was woken, it does not matter if the provider
 //	                      still says that it sleeps. A new leader also wakes members that were woken at most 10 min
 //	                      ago (sleep.go).
