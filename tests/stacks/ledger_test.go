@@ -72,9 +72,8 @@ func isKey(resource string) bool { return strings.Contains(resource, "/encryptio
 // tries again (modules/aws/cluster/README.md).
 func readsKey(calls []fakeaws.Call, role string) bool {
 	return slices.ContainsFunc(calls, func(call fakeaws.Call) bool {
-		return call.Principal.Role == role && call.Code == "" && slices.ContainsFunc(call.Checks, func(c fakeaws.Check) bool {
-			return c.Allowed && isKey(c.Resource)
-		})
+		return call.Principal.Role == role && call.Code == "" && slices.ContainsFunc(call.Checks,
+			func(c fakeaws.Check) bool { return c.Allowed && isKey(c.Resource) })
 	})
 }
 
