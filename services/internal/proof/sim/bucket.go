@@ -98,7 +98,7 @@ func (b *bucket) entered(s *server, r mem.Request) {
 		case have == nil:
 		case have.stays() && next.State == record.Deleting:
 			b.world.checkRemoval(s, have, &next)
-		case have.isSpare() && !next.isSpare():
+		case have.isSpare() && next.Spare != nil && !next.isSpare():
 			b.world.checkPromotion(s, have, &next)
 		case have.counts() && next.stays() && next.Preserved != nil:
 			next.Reason = next.Preserved.Reason

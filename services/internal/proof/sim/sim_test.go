@@ -232,21 +232,24 @@ func TestKeptSeeds(t *testing.T) {
 	}
 }
 
-// TestSeedsRepeat checks that a seed determines a run completely.
+// TestSeedsRepeat checks that a seed determines a run completely. In the second World, several groups are scaled at the
+// same time.
 func TestSeedsRepeat(t *testing.T) {
-	story := func() (lines []string) {
-		world := newWorld(7)
-		world.opts.Log = func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-		_, _ = world.Run()
-		return lines
-	}
-	a, b := story(), story()
-	if len(a) == 0 || len(a) != len(b) {
-		t.Fatalf("%d and %d lines", len(a), len(b))
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			t.Fatalf("line %d differs:\n%s\n%s", i, a[i], b[i])
+	for _, seed := range []uint64{7, 30180} {
+		story := func() (lines []string) {
+			world := newWorld(seed)
+			world.opts.Log = func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+			_, _ = world.Run()
+			return lines
+		}
+		a, b := story(), story()
+		if len(a) == 0 || len(a) != len(b) {
+			t.Fatalf("seed %d: %d and %d lines", seed, len(a), len(b))
+		}
+		for i := range a {
+			if a[i] != b[i] {
+				t.Fatalf("seed %d: line %d differs:\n%s\n%s", seed, i, a[i], b[i])
+			}
 		}
 	}
 }

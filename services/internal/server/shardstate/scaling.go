@@ -2,6 +2,7 @@ package shardstate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -58,11 +59,12 @@ func (m *Metrics) Number(metric *config.ScalingMetric) (value float64, problem s
 	return value, problem, false
 }
 
-// ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes.
+// ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes. They
+// are sorted by key.
 func (s *State) ScaledGroups() (out []ScaledGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key := range s.groups {
+	for _, key := range slices.SortedFunc(maps.Keys(s.groups), compareKeys) {
 		if g, ok := s.scaledGroup(key); ok {
 			out = append(out, g)
 		}
