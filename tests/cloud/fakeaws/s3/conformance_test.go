@@ -48,10 +48,8 @@ func TestConformance(t *testing.T) {
 		t.Run(bucket, func(t *testing.T) {
 			var n atomic.Int64
 			objstoretest.Run(t, func(t *testing.T) objstore.Store {
-				s, err := store.New(t.Context(), store.Options{
-					Bucket: bucket, Region: region, Endpoint: w.url, PathStyle: true,
-					Credentials: credentials.NewStaticCredentialsProvider("role", "secret-of-the-test", ""),
-				})
+				s, err := store.New(t.Context(), objstore.Location{Bucket: bucket, Region: region, Endpoint: w.url},
+					credentials.NewStaticCredentialsProvider("role", "secret-of-the-test", ""))
 				if err != nil {
 					t.Fatal(err)
 				}
