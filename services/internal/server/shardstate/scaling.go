@@ -59,8 +59,8 @@ func (m *Metrics) Number(metric *config.ScalingMetric) (value float64, problem s
 	return value, problem, false
 }
 
-// ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes. They
-// are sorted by key.
+// ScaledGroups returns the groups whose size the leader chooses, with the instances that count towards their sizes. The
+// groups are sorted by key.
 func (s *State) ScaledGroups() (out []ScaledGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
