@@ -26,7 +26,8 @@ func TestCloudTest(t *testing.T) {
 	if err := os.WriteFile(override, []byte("module \"cluster\" {\n  versioning = false\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := &trial.Fake{Environment: l.Environment(), Inventory: func(t *testing.T) []string { t.Helper(); return described(t, l) },
+	f := &trial.Fake{Environment: l.Environment(),
+		Inventory: func(t *testing.T) []string { t.Helper(); return described(t, l) },
 		Flags: []string{"-cloud", "aws", "-region", l.Cloud.Region(), "-arch", "amd64", "-yes", "-terraform",
 			cli(t, ""), "-server-image", lab.ServerAMI, "-agent-image", lab.AgentAMI, "-override", override},
 		Refresh: func(t *testing.T, r trial.Run) {

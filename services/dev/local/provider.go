@@ -171,8 +171,8 @@ func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
 
 // State opens the bucket of the stack, as the Terraform provider and nstance-admin do.
 func (s *Stack) State(ctx context.Context) (*clusterstate.State, error) {
-	store, err := s3.New(ctx, objstore.Location{Bucket: Bucket, Region: region, Endpoint: s.storeURL(), PathStyle: true},
-		credentials.NewStaticCredentialsProvider(s.AccessKey, s.AccessKey, ""))
+	at := objstore.Location{Bucket: Bucket, Region: region, Endpoint: s.storeURL(), PathStyle: true}
+	store, err := s3.New(ctx, at, credentials.NewStaticCredentialsProvider(s.AccessKey, s.AccessKey, ""))
 	if err != nil {
 		return nil, err
 	}

@@ -120,7 +120,8 @@ func (s *Store) Get(ctx context.Context, key string) (obj objstore.Object, err e
 		return obj, err
 	}
 	out, err := s.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
-	if awscloud.CodeOf(err) == "NoSuchKey" { // not every 404, because a missing bucket or a wrong endpoint answers 404 too
+	// A missing bucket and a wrong endpoint answer 404 too, with another code.
+	if awscloud.CodeOf(err) == "NoSuchKey" {
 		return obj, fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
 	}
 	if err != nil {

@@ -156,7 +156,8 @@ func TestPutEndsWithContext(t *testing.T) {
 
 func TestNothingIsSentWithoutCredentials(t *testing.T) {
 	hermetic(t)
-	s, err := s3.New(t.Context(), objstore.Location{Bucket: bucket, Endpoint: "http://127.0.0.1:1", PathStyle: true}, nil)
+	s, err := s3.New(t.Context(),
+		objstore.Location{Bucket: bucket, Endpoint: "http://127.0.0.1:1", PathStyle: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,8 +83,8 @@ func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp 
 				MarkdownDescription: "The bucket." + byDefault, Optional: true,
 				Attributes: storage},
 			"shard_storage": schema.MapNestedAttribute{
-				MarkdownDescription: "The buckets of shards that have their own, by shard, such as those of shards in " +
-					"another cloud. Commands that work on the bucket find these shards there.",
+				MarkdownDescription: "The buckets of shards that have their own, by shard, such as those of shards " +
+					"in another cloud. Commands that work on the bucket find these shards there.",
 				Optional:     true,
 				NestedObject: schema.NestedAttributeObject{Attributes: storage}},
 			"secrets": schema.SingleNestedAttribute{
