@@ -12,6 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
 
 // cut ends a leader at a call of its provider: before the call takes effect, or after that and before its answer.
@@ -85,8 +86,14 @@ func dieAt(t *testing.T, at cut) {
 			if leading == nil {
 				return false
 			}
-			view, ok := leading.leader.State.GroupView(config.GroupKey{Tenant: "default", Group: "g"})
-			return ok && view.Wait.Resting
+			state := leading.leader.State
+			// A spare is woken once the leader has seen that its VM sleeps. Until then, a lack is filled by a new VM.
+			seen := slices.ContainsFunc(r.provider.VMs(), func(vm infra.VM) bool {
+				view, _ := state.Instance(vm.Tags.Instance)
+				return asleep(vm) && view.Plan.Asleep() && view.Plan.Provider.Value == plan.ProviderStopped
+			})
+			view, ok := state.GroupView(config.GroupKey{Tenant: "default", Group: "g"})
+			return ok && view.Wait.Resting && seen
 		})
 	}
 	configure(1)
