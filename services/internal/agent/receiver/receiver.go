@@ -72,6 +72,7 @@ type Receiver struct {
 	mode       fs.FileMode
 	extensions []string
 	hooked     bool
+	log        *slog.Logger
 
 	apply sync.Mutex // held while a batch is applied
 
@@ -107,7 +108,7 @@ type Options struct {
 func Open(dir folder.Folder, o Options) *Receiver {
 	r := &Receiver{
 		dir: dir, mode: o.Mode, extensions: append(DefaultExtensions(), o.Extensions...), hooked: o.Hooked,
-		refused: map[string]string{}, seen: map[string]fileCheck{},
+		log: o.Log, refused: map[string]string{}, seen: map[string]fileCheck{},
 	}
 	err := readDocument(dir, stateFile, &r.state)
 	if err != nil {
@@ -243,7 +244,7 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 		}
 	}
 	r.mu.Lock()
-	r.refused = refused
+	r.keepRefused(refused)
 	r.mu.Unlock()
 	if same {
 		return nil, nil
@@ -313,8 +314,20 @@ func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	if r.hooked {
 		r.changed = union(r.changed, names)
 	}
-	maps.Copy(r.refused, failed)
+	refused := maps.Clone(r.refused)
+	maps.Copy(refused, failed)
+	r.keepRefused(refused)
 	return slices.DeleteFunc(names, func(name string) bool { return failed[name] != "" })
+}
+
+// keepRefused stores the reasons of refusals by name, and logs those that are new. Call with mu held.
+func (r *Receiver) keepRefused(refused map[string]string) {
+	for name, reason := range refused {
+		if r.refused[name] != reason {
+			r.log.Warn("A file from the server is refused", "file", name, "error", reason)
+		}
+	}
+	r.refused = refused
 }
 
 func union(a, b []string) []string {

@@ -1,6 +1,7 @@
 package receiver_test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -481,4 +482,17 @@ func TestFilesAreReadEveryHour(t *testing.T) {
 			t.Errorf("a.env: %s", got)
 		}
 	})
+}
+
+// TestRefusalsAreLoggedOnce checks that the agent's log names a file that it refuses, and why, once, although the server
+// sends it again and again.
+func TestRefusalsAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	r := receiver.Open(disk(t), receiver.Options{Mode: 0o640, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 3 {
+		apply(t, r, "h1", files{"a.env": "A=1", "tool.exe": "MZ"}, "a.env", "tool.exe")
+	}
+	if got := log.String(); strings.Count(got, "file=tool.exe") != 1 || strings.Contains(got, "a.env") {
+		t.Errorf("the log:\n%s", got)
+	}
 }
