@@ -201,6 +201,8 @@ func providerState(v shardstate.InstanceView) infra.State {
 		return infra.Deleted
 	case v.VM.State == "":
 		return infra.Unknown
+	case v.Plan.Provider.Value == plan.ProviderRunning && (v.VM.State == infra.Stopping || v.VM.State == infra.Stopped):
+		return infra.Running // the agent has reported since the VM was woken, and the provider was not asked again
 	}
 	return v.VM.State
 }
