@@ -1,4 +1,4 @@
-# IAM roles for the servers of shards on Google Cloud, whose cluster has its bucket on AWS. No key is stored: each role
+# IAM roles for the servers of shards on Google Cloud. The bucket of their cluster is on AWS. No key is stored: each role
 # trusts the identity tokens of one service account.
 
 data "aws_caller_identity" "current" {}

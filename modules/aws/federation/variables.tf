@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster, whose bucket is on AWS. The value is the output `cluster` of the module `cluster`."
+  description = "The cluster. Its bucket is on AWS. The value is the output `cluster` of the module `cluster`."
   type = object({
     id          = string
     bucket_arn  = string

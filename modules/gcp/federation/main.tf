@@ -1,4 +1,4 @@
-# Service accounts for the servers of shards on AWS, whose cluster has its bucket on Google Cloud. No key is stored: a
+# Service accounts for the servers of shards on AWS. The bucket of their cluster is on Google Cloud. No key is stored: a
 # workload identity pool trusts the AWS account, and each service account trusts one AWS role.
 
 locals {

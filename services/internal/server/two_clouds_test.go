@@ -156,7 +156,7 @@ func newTwoClouds(t *testing.T) *twoClouds {
 	return c
 }
 
-// configure sets the configuration, whose VMs have a file with the given text and one with a secret.
+// configure sets a configuration. Its VMs have a file with the given text and one with a secret.
 func (c *twoClouds) configure(text string) {
 	c.t.Helper()
 	c.testShard.configure(func(doc map[string]any) {

@@ -77,7 +77,7 @@ type Role struct {
 	// has. Other servers use their AWS credentials.
 	RoleARN string `json:"role_arn,omitempty" support:"hidden"`
 	// S3: profile in the AWS configuration files of the servers, such as /etc/nstance/aws. It is for servers on your
-	// own hardware, whose environment has the credentials of another bucket.
+	// own hardware. Their environment has the credentials of another bucket.
 	Profile string `json:"profile,omitempty" support:"hidden"`
 }
 
